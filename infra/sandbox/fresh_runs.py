@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from ostinato.infra.platform.errors import SandboxLost
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
@@ -24,22 +24,12 @@ QUEUE_SECONDS = 600.0
 _TEST_MARKER = b"def test"
 
 
-class CollectionCache:
-    """Results of collecting the pristine tests that later runs reuse.
+class CollectionCache(NamedTuple):
+    """Results of collecting the pristine tests that later runs reuse."""
 
-    `modules`: names of standard library modules, which a box imports before it forks. `codes`: compiled code of files,
-    for runs with the same text. `test_places`: qualified name and first line of each test in the code of its file.
-    """
-
-    def __init__(
-        self,
-        modules: Sequence[str] = (),
-        codes: Mapping[str, bytes] | None = None,
-        test_places: Mapping[str, tuple[str, int]] | None = None,
-    ) -> None:
-        self.modules = modules
-        self.codes = codes or {}
-        self.test_places = test_places or {}
+    modules: Sequence[str]  # of the standard library, which a box imports before it forks
+    codes: Mapping[str, bytes]  # compiled code of files, for runs with the same text
+    test_places: Mapping[str, tuple[str, int]]  # name and first line of each test in that code
 
 
 class FreshRuns:
@@ -58,7 +48,7 @@ class FreshRuns:
     ) -> None:
         """`hides_tests`: whether files that hold tests or look like tests are empty on the disk of the box."""
         self.repository = repository
-        self.collected = CollectionCache()
+        self.collected = CollectionCache((), {}, {})
         self._limits = limits
         self._hides_tests = hides_tests
         self._hash_seed = hash_seed

@@ -6,6 +6,7 @@ ignored. The server returns outcomes, not rewards.
 """
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -131,11 +132,9 @@ class TestServer:
         """
         changed = self.repository.keep_editable(files)
         key = (self.repository.fingerprint, fingerprint_files(changed), tuple(test_ids))
-
-        async def judge() -> dict[str, Any]:
-            return await self._judge(changed, test_ids, time_limit_seconds)
-
-        return await self._share(key, judge)
+        return await self._share(
+            key, functools.partial(self._judge, changed, test_ids, time_limit_seconds)
+        )
 
     async def _share(
         self, key: ReportKey, ask: Callable[[], Awaitable[dict[str, Any]]]

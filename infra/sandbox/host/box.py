@@ -161,11 +161,8 @@ class BoxProcess:
         """
         self.kill()
         self._process.wait()
-        message = (
-            self._process.stderr.read().decode(errors="replace").strip()
-            if self._process.stderr
-            else ""
-        )
+        assert self._process.stderr is not None
+        message = self._process.stderr.read().decode(errors="replace").strip()
         code = self._process.returncode
         text = f"box {self.name} ended with code {code}: {message[-800:] or 'no message'}"
         if self._group.count_memory_kills():
@@ -199,8 +196,8 @@ class BoxProcess:
             if not end.poll(_END_SECONDS * 1000):
                 logger.error("box %s did not end within %.0f s", self.name, _END_SECONDS)
             os.close(first)
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
         self._group.remove()
 
     def count_entries_in_memory(self) -> int:
@@ -246,7 +243,11 @@ def _isolation(limits: SandboxLimits) -> list[str]:
         *("--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
         *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--as-pid-1", "--hostname", "box", "--proc", "/proc", "--dev", "/dev"),
-        *(word for path in _IN_MEMORY for word in _memory_folder(path, limits)),
+        *(
+            word
+            for path in _IN_MEMORY
+            for word in ("--size", str(limits.writable_bytes), "--tmpfs", path)
+        ),
     ]
 
 
@@ -260,10 +261,6 @@ _NAMESPACE_RIGHTS = (
 
 def _read_only(*paths: str) -> tuple[str, ...]:
     return tuple(word for path in paths for word in ("--remount-ro", path))
-
-
-def _memory_folder(path: str, limits: SandboxLimits) -> tuple[str, ...]:
-    return ("--size", str(limits.writable_bytes), "--tmpfs", path)
 
 
 def _variables(environment: dict[str, str]) -> list[str]:
@@ -289,11 +286,13 @@ class ControlGroup:
         """`name` begins with this process's id and a dash, so that groups of dead processes can be found and removed."""
         _sweep_dead()
         self._directories: list[Path] = []
-        if _is_version_2():
-            self._make(_ROOT / _GROUP, name, _version_2(limits))
+        memory, processes = str(limits.memory_bytes), {"pids.max": str(limits.processes)}
+        if (_ROOT / "cgroup.controllers").exists():  # version 2
+            values = {"memory.max": memory, "memory.swap.max": "0", **processes}
+            self._make(_ROOT / _GROUP, name, values)
         else:
-            for controller, values in _version_1(limits).items():
-                self._make(_ROOT / controller / _GROUP, name, values)
+            self._make(_ROOT / "memory" / _GROUP, name, {"memory.limit_in_bytes": memory})
+            self._make(_ROOT / "pids" / _GROUP, name, processes)
 
     def add(self, process_id: int) -> None:
         """Adds a process, and so everything that it starts later."""
@@ -333,11 +332,6 @@ class ControlGroup:
 
 
 @functools.cache
-def _is_version_2() -> bool:
-    return (_ROOT / "cgroup.controllers").exists()
-
-
-@functools.cache
 def _sweep_dead() -> None:
     """Removes, once per process, the groups of processes that were killed."""
     for parent in (
@@ -366,18 +360,3 @@ def _remove_group(directory: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _version_2(limits: SandboxLimits) -> dict[str, str]:
-    return {
-        "memory.max": str(limits.memory_bytes),
-        "memory.swap.max": "0",
-        "pids.max": str(limits.processes),
-    }
-
-
-def _version_1(limits: SandboxLimits) -> dict[str, dict[str, str]]:
-    return {
-        "memory": {"memory.limit_in_bytes": str(limits.memory_bytes)},
-        "pids": {"pids.max": str(limits.processes)},
-    }

@@ -220,26 +220,28 @@ def _measure(folder: int, depth: int, max_bytes: float) -> int:
                 if total > max_bytes:
                     return total
                 if entry.is_dir(follow_symlinks=False):
-                    with _open_inner(folder, entry.name) as inner:
+                    with _opened(folder, entry.name, os.O_DIRECTORY) as inner:
                         total += _measure(inner, depth + 1, max_bytes - total)
     return total
 
 
 @contextlib.contextmanager
-def _open_inner(folder: int, name: str) -> Iterator[int]:
-    """A descriptor of a folder inside a running box's folder, found through descriptors, since names may become links.
+def _opened(folder: int, name: str, flags: int = 0) -> Iterator[int]:
+    """A descriptor of a file or folder in a folder of a box, found through descriptors, since names may become links.
 
-    A folder without read permission gets it temporarily; otherwise open files in it could grow unmeasured.
+    Missing read permission is granted temporarily, which works because this process runs as the box's user; otherwise
+    open files in a closed folder could grow unmeasured.
     """
-    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | flags, dir_fd=folder)
     place = f"/proc/self/fd/{found}"
+    wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
     try:
         mode = stat.S_IMODE(os.fstat(found).st_mode)
-        is_closed = os.geteuid() != 0 and mode & 0o500 != 0o500
+        is_closed = os.geteuid() != 0 and mode & wanted != wanted
         if is_closed:
-            os.chmod(place, mode | 0o500)  # noqa: PTH101 -- the path of a descriptor
+            os.chmod(place, mode | wanted)  # noqa: PTH101 -- the path of a descriptor
         try:
-            inner = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            inner = os.open(place, os.O_RDONLY | os.O_NONBLOCK | flags)
             try:
                 yield inner
             finally:
@@ -270,7 +272,7 @@ def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], left: list
                     raise InvalidArgument(f"layer is {-left[0]} bytes too large at {path[:200]!r}")
                 entries[path] = _read_file(folder, name, status)
             elif kind == stat.S_IFDIR:
-                with _opened(folder, name, os.O_DIRECTORY, status) as inner:
+                with _opened(folder, name, os.O_DIRECTORY) as inner:
                     entries[path] = _folder_entry(inner, status)
                     _read_folder(inner, path + "/", entries, left)
             elif kind == stat.S_IFLNK:
@@ -282,30 +284,8 @@ def _read_folder(folder: int, prefix: str, entries: dict[str, Entry], left: list
             continue
 
 
-@contextlib.contextmanager
-def _opened(folder: int, name: str, flags: int, status: os.stat_result):  # noqa: ANN202
-    """A descriptor of a file or folder in a folder, never opened through a link.
-
-    Missing permissions are granted temporarily, which works because this process runs as the box's user.
-    """
-    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    wanted = 0o500 if flags & os.O_DIRECTORY else 0o400
-    is_closed = os.geteuid() != 0 and status.st_mode & wanted != wanted
-    if is_closed:
-        os.chmod(name, stat.S_IMODE(status.st_mode) | wanted, dir_fd=folder)
-    try:
-        descriptor = os.open(name, flags, dir_fd=folder)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-    finally:
-        if is_closed:
-            os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=folder)
-
-
 def _read_file(folder: int, name: str, status: os.stat_result) -> Entry:
-    with _opened(folder, name, 0, status) as descriptor:
+    with _opened(folder, name) as descriptor:
         parts, left = [], status.st_size
         while left > 0 and (data := os.read(descriptor, left)):
             parts.append(data)
