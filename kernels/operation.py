@@ -1,8 +1,11 @@
-"""Dispatch of a kernel by the device of its first argument."""
+"""Dispatch of a kernel by the device of its first argument, and the dtype that torch's autocast gives
+operands there.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +30,11 @@ class Operation:
                 "ostinato.kernels.triton_backend was not imported"
             )
         return self.cuda(first, *rest)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The autocast dtype of the device's type. None if autocast is off or unavailable."""
+    kind = device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return None
+    return torch.get_autocast_dtype(kind)

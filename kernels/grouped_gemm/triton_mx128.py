@@ -35,9 +35,8 @@ from ostinato.kernels.grouped_gemm.triton_tiles import (
     locate_tile,
     num_programs,
     place_in_bands,
-    store_rows,
 )
-from ostinato.kernels.mxfp8.triton_quantize import power
+from ostinato.kernels.mxfp8.triton_quantize import power, store_rows
 
 GROUP = tl.constexpr(WIDE_GROUP)
 PRODUCT_TILE = (128, 128)

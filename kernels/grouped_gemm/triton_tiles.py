@@ -22,6 +22,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ostinato.kernels.grouped_gemm.op import ALIGNED_BYTES
+from ostinato.kernels.mxfp8.triton_quantize import store_rows
 
 BAND_TILES = tl.constexpr(8)
 
@@ -104,17 +105,6 @@ def locate_tile(ends_ptr, tile, num_experts, tiles_n, BLOCK_M: tl.constexpr, EXP
 def load_matrix(desc, index, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """A tile of matrix `index` of a stack."""
     return tl.reshape(desc.load([index, row, column]), (ROWS, COLUMNS))
-
-
-@triton.jit
-def store_rows(
-    out_ptr, tile, row, end, column, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Stores a tile in the result's type, up to row `end` and column `width`."""
-    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
-    out = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    mask = (rows < end)[:, None] & (columns < width)[None, :]
-    tl.store(out, tile.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.kernels.autocast import autocast_dtype
-from ostinato.kernels.operation import Operation
+from ostinato.kernels.operation import Operation, autocast_dtype
 
 # Row counts are filled up to a multiple of it: oneDNN compiles a product for each new shape.
 ROW_QUANTUM = 64

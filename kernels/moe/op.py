@@ -8,38 +8,16 @@ Shapes: N tokens, K experts per token, E experts, D model width, F inner width o
 P sorted and padded rows, R rows of one expert.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ostinato.kernels.permutation.op import plan_rows
+
 ROW_QUANTUM = 64
-
-
-def sort_by_expert(experts_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, list[slice]]:
-    """Lays the token copies out by expert.
-
-    Returns place_S (row of each token copy, token-major), source_P (token of each row; 0 for
-    padding rows) and each expert's rows.
-    """
-    flat_S = experts_NK.reshape(-1)
-    sorted_S, order_S = torch.sort(flat_S, stable=True)
-    counts = torch.bincount(flat_S, minlength=num_experts).tolist()
-    rows, shifts, start, first = [], [], 0, 0
-    for count in counts:
-        size = -(-count // ROW_QUANTUM) * ROW_QUANTUM
-        rows.append(slice(start, start + size))
-        shifts.append(start - first)
-        start, first = start + size, first + count
-    device = flat_S.device
-    row_of_sorted_S = torch.arange(flat_S.numel(), device=device)
-    row_of_sorted_S += torch.tensor(shifts, device=device)[sorted_S]
-    place_S = torch.empty_like(order_S)
-    place_S[order_S] = row_of_sorted_S
-    source_P = order_S.new_zeros(start)
-    source_P[row_of_sorted_S] = torch.div(order_S, experts_NK.shape[1], rounding_mode="floor")
-    return place_S, source_P, rows
 
 
 class _ExpertMlp(torch.autograd.Function):
@@ -56,7 +34,11 @@ class _ExpertMlp(torch.autograd.Function):
     ) -> Tensor:
         num_tokens, top_k = experts_NK.shape
         num_experts, doubled, _ = gate_up_EGD.shape
-        place_S, source_P, rows_of_expert = sort_by_expert(experts_NK, num_experts)
+        plan = plan_rows(experts_NK, num_experts, ROW_QUANTUM)
+        ends = [0, *plan.ends_E.tolist()]
+        rows_of_expert = [slice(*pair) for pair in pairwise(ends)]
+        place_S = plan.place_NK.reshape(-1)
+        source_P = plan.source_P[: ends[-1]].clamp(min=0)  # padding reads any token, times 0
         sorted_PD = tokens_ND.index_select(0, source_P)
         scale_P = weights_NK.new_zeros(source_P.numel())
         scale_P[place_S] = weights_NK.reshape(-1)

@@ -90,11 +90,7 @@ def store_tile(
     G_COLUMNS: tl.constexpr,
 ):
     """Stores a tile at (row, column) of a contiguous matrix, and its scales."""
-    rows = row + tl.arange(0, ROWS)
-    columns = column + tl.arange(0, COLUMNS)
-    offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-    tl.store(out_ptr + offsets, values, mask=mask)
+    store_rows(out_ptr, values, row, num_rows, column, num_columns, num_columns, ROWS, COLUMNS)
     scale_columns = tl.cdiv(num_columns, G_COLUMNS)
     s_rows = row // G_ROWS + tl.arange(0, ROWS // G_ROWS)
     s_columns = column // G_COLUMNS + tl.arange(0, COLUMNS // G_COLUMNS)
@@ -113,6 +109,19 @@ def load_tile(
     offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
     mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
     return tl.load(matrix_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(
+    out_ptr, tile, row, end, column, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Stores a tile in the result's type into rows of `stride` elements, up to row `end` and column
+    `width`.
+    """
+    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    out = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    mask = (rows < end)[:, None] & (columns < width)[None, :]
+    tl.store(out, tile.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -224,11 +233,9 @@ def dequantize_kernel(
     byte = tl.load(scales_ptr + s_start + s_offsets, mask=s_mask, other=0).to(tl.int32)
     blocks = tl.reshape(tile, (ROWS // G_ROWS, G_ROWS, COLUMNS // G_COLUMNS, G_COLUMNS))
     numbers = tl.reshape(blocks * power(byte)[:, None, :, None], (ROWS, COLUMNS))
-    rows = row + tl.arange(0, ROWS)
-    columns = column + tl.arange(0, COLUMNS)
-    offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-    tl.store(out_ptr + start + offsets, numbers.to(out_ptr.dtype.element_ty), mask=mask)
+    store_rows(
+        out_ptr + start, numbers, row, num_rows, column, num_columns, num_columns, ROWS, COLUMNS
+    )
 
 
 def tile_of(block_rows: int, block_columns: int) -> tuple[int, int]:

@@ -66,33 +66,23 @@ def plan_rows(experts_NK: Tensor, num_experts: int, align: int) -> RowPlan:
 
 
 @Operation
-def permute_op(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
-    """Rows by source, zeros for padding."""
+def permute(tokens_ND: Tensor, plan: RowPlan) -> Tensor:
+    """Copies each token to its rows. Padding rows are zeros. Accepts any dtype, including bytes."""
     # as bytes, since torch cannot mask fp8; its zeros are zero bytes
     flat = tokens_ND.view(torch.uint8) if tokens_ND.element_size() == 1 else tokens_ND
-    rows_PD = flat.index_select(0, source_P.clamp(min=0))
-    rows_PD[source_P < 0] = 0
+    rows_PD = flat.index_select(0, plan.source_P.clamp(min=0))
+    rows_PD[plan.source_P < 0] = 0
     return rows_PD.view(tokens_ND.dtype)
 
 
 @Operation
-def unpermute_op(rows_PD: Tensor, place_NK: Tensor) -> Tensor:
-    """Sums over K in slot order, in fp32 or better."""
+def unpermute(rows_PD: Tensor, plan: RowPlan) -> Tensor:
+    """Sums each token's rows in slot order, in fp32 or better."""
     wide = torch.promote_types(rows_PD.dtype, torch.float32)
     total_ND = None
-    for place_N in place_NK.unbind(1):
+    for place_N in plan.place_NK.unbind(1):
         part_ND = rows_PD.index_select(0, place_N).to(wide)
         total_ND = part_ND if total_ND is None else total_ND.add_(part_ND)
     if total_ND is None:
-        return rows_PD.new_zeros(place_NK.shape[0], rows_PD.shape[1], dtype=wide)
+        return rows_PD.new_zeros(plan.place_NK.shape[0], rows_PD.shape[1], dtype=wide)
     return total_ND
-
-
-def permute(tokens_ND: Tensor, plan: RowPlan) -> Tensor:
-    """Copies each token to its rows. Padding rows are zeros. Accepts any dtype, including bytes."""
-    return permute_op(tokens_ND, plan.source_P)
-
-
-def unpermute(rows_PD: Tensor, plan: RowPlan) -> Tensor:
-    """Sums each token's rows in slot order, in fp32 or better."""
-    return unpermute_op(rows_PD, plan.place_NK)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.kernels.permutation.op import permute_op, plan_rows_op, unpermute_op
+from ostinato.kernels.permutation.op import RowPlan, permute, plan_rows_op, unpermute
 
 PLAN_BLOCK = 128
 PLAN_WARPS = 8
@@ -132,26 +132,27 @@ def plan_rows_triton(
     return place_NK, source_P, ends_E[:num_experts].contiguous()
 
 
-@permute_op.register_cuda
-def permute_triton(tokens_ND: Tensor, source_P: Tensor) -> Tensor:
+@permute.register_cuda
+def permute_triton(tokens_ND: Tensor, plan: RowPlan) -> Tensor:
     """Rows by source, zeros for padding."""
     flat = tokens_ND.contiguous()
     if flat.element_size() == 1:
         flat = flat.view(torch.uint8)
-    width, num_rows = flat.shape[1], source_P.numel()
+    width, num_rows = flat.shape[1], plan.source_P.numel()
     rows_PD = flat.new_empty(num_rows, width)
     grid = (triton.cdiv(width, ROW_TILE[1]), triton.cdiv(num_rows, ROW_TILE[0]))
-    permute_kernel[grid](flat, source_P, rows_PD, num_rows, width, *ROW_TILE)
+    permute_kernel[grid](flat, plan.source_P, rows_PD, num_rows, width, *ROW_TILE)
     return rows_PD.view(tokens_ND.dtype)
 
 
-@unpermute_op.register_cuda
-def unpermute_triton(rows_PD: Tensor, place_NK: Tensor) -> Tensor:
+@unpermute.register_cuda
+def unpermute_triton(rows_PD: Tensor, plan: RowPlan) -> Tensor:
     """Sums over K in slot order, in fp32."""
-    (num_tokens, top_k), width = place_NK.shape, rows_PD.shape[1]
+    (num_tokens, top_k), width = plan.place_NK.shape, rows_PD.shape[1]
     out = rows_PD.new_empty((num_tokens, width), dtype=torch.float32)
     grid = (triton.cdiv(width, TOKEN_TILE[1]), triton.cdiv(num_tokens, TOKEN_TILE[0]))
     unpermute_kernel[grid](
-        rows_PD.contiguous(), place_NK.contiguous(), out, num_tokens, width, top_k, *TOKEN_TILE,
+        rows_PD.contiguous(), plan.place_NK.contiguous(), out, num_tokens, width, top_k,
+        *TOKEN_TILE,
     )  # fmt: skip
     return out

@@ -19,18 +19,18 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 @Operation
-def swiglu_op(inner_PG: Tensor, scale_P: Tensor) -> Tensor:
-    """See `swiglu`."""
+def swiglu(inner_PG: Tensor, scale_P: Tensor) -> Tensor:
+    """Returns active_PF = scale * silu(gate) * up."""
     gate_PF, up_PF = _wide(inner_PG).chunk(2, dim=-1)
     active_PF = torch.nn.functional.silu(gate_PF).mul_(up_PF)
     return active_PF.mul_(scale_P[:, None]).to(inner_PG.dtype)
 
 
 @Operation
-def swiglu_backward_op(
+def swiglu_backward(
     grad_PF: Tensor, inner_PG: Tensor, scale_P: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `swiglu_backward`."""
+    """Returns (grad_inner_PG, grad_scale_P, active_PF) for the gradient of `swiglu`'s result."""
     grad, (gate_PF, up_PF) = _wide(grad_PF), _wide(inner_PG).chunk(2, dim=-1)
     silu_PF = torch.nn.functional.silu(gate_PF)
     plain_PF = silu_PF * up_PF
@@ -47,19 +47,7 @@ def swiglu_backward_op(
 @Operation
 def swiglu_quantize_op(inner_PG: Tensor, scale_P: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """See `swiglu_quantize`."""
-    return quantize_op(swiglu_op(inner_PG, scale_P), 1, group)
-
-
-def swiglu(inner_PG: Tensor, scale_P: Tensor) -> Tensor:
-    """Returns active_PF = scale * silu(gate) * up."""
-    return swiglu_op(inner_PG, scale_P)
-
-
-def swiglu_backward(
-    grad_PF: Tensor, inner_PG: Tensor, scale_P: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (grad_inner_PG, grad_scale_P, active_PF) for the gradient of `swiglu`'s result."""
-    return swiglu_backward_op(grad_PF, inner_PG, scale_P)
+    return quantize_op(swiglu(inner_PG, scale_P), 1, group)
 
 
 def swiglu_quantize(inner_PG: Tensor, scale_P: Tensor, group: int) -> MxTensor:

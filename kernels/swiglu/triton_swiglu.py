@@ -16,12 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ostinato.kernels.mxfp8.formats import FP8
-from ostinato.kernels.mxfp8.triton_quantize import load_tile, quantize_tile, store_tile
-from ostinato.kernels.swiglu.op import (
-    swiglu_backward_op,
-    swiglu_op,
-    swiglu_quantize_op,
+from ostinato.kernels.mxfp8.triton_quantize import (
+    load_tile,
+    quantize_tile,
+    store_rows,
+    store_tile,
 )
+from ostinato.kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize_op
 
 FORWARD_TILE = (16, 128)
 BACKWARD_ELEMENTS = 2048  # per step, the fastest measured; one row if it is that wide
@@ -45,17 +46,6 @@ def load_halves(inner_ptr, row, column, num_rows, width, ROWS: tl.constexpr, COL
 
 
 @triton.jit
-def store_plain(
-    out_ptr, tile, row, column, num_rows, limit, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Stores a tile into rows of `stride` elements, up to column `limit`."""
-    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
-    offsets = rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    mask = (rows < num_rows)[:, None] & (columns < limit)[None, :]
-    tl.store(out_ptr + offsets, tile.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def swiglu_kernel(
     inner_ptr,
     scale_ptr,
@@ -74,7 +64,7 @@ def swiglu_kernel(
     scale = tl.load(scale_ptr + rows, mask=rows < num_rows, other=0.0).to(tl.float32)
     active = (silu(gate) * up * scale[:, None]).to(inner_ptr.dtype.element_ty)
     if G == 0:
-        store_plain(out_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
+        store_rows(out_ptr, active, row, num_rows, column, width, width, ROWS, COLUMNS)
     else:
         values, scales = quantize_tile(active.to(tl.float32), ROWS, COLUMNS, 1, G)
         store_tile(
@@ -115,13 +105,13 @@ def swiglu_backward_kernel(
         active = plain * scale[:, None]
         grad_gate = gate_gradient(grad, gate, up, scale)
         grad_up = silu(gate) * (grad * scale[:, None])
-        store_plain(
-            grad_inner_ptr, grad_gate, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
+        store_rows(
+            grad_inner_ptr, grad_gate, row, num_rows, column, width, 2 * width, ROWS, COLUMNS
         )
-        store_plain(
-            grad_inner_ptr + width, grad_up, row, column, num_rows, width, 2 * width, ROWS, COLUMNS
+        store_rows(
+            grad_inner_ptr + width, grad_up, row, num_rows, column, width, 2 * width, ROWS, COLUMNS
         )
-        store_plain(active_ptr, active, row, column, num_rows, width, width, ROWS, COLUMNS)
+        store_rows(active_ptr, active, row, num_rows, column, width, width, ROWS, COLUMNS)
     tl.store(grad_scale_ptr + rows, total, mask=rows < num_rows)
 
 
@@ -151,7 +141,7 @@ def _launch_forward(
     )
 
 
-@swiglu_op.register_cuda
+@swiglu.register_cuda
 def swiglu_triton(inner_PG: Tensor, scale_P: Tensor) -> Tensor:
     """Scale * silu(gate) * up."""
     out = inner_PG.new_empty(inner_PG.shape[0], inner_PG.shape[1] // 2)
@@ -169,7 +159,7 @@ def swiglu_quantize_triton(inner_PG: Tensor, scale_P: Tensor, group: int) -> tup
     return values, scales
 
 
-@swiglu_backward_op.register_cuda
+@swiglu_backward.register_cuda
 def swiglu_backward_triton(
     grad_PF: Tensor, inner_PG: Tensor, scale_P: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from torch import Tensor
 
-from ostinato.kernels.autocast import autocast_dtype
+from ostinato.kernels.operation import autocast_dtype
 from ostinato.models.device import current_device
 
 

@@ -34,7 +34,7 @@ from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
 from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
 from ostinato.kernels.permutation.op import permute, plan_rows, unpermute
 from ostinato.kernels.permutation.reference import plan_rows_reference
-from ostinato.kernels.swiglu.op import swiglu_backward_op, swiglu_op, swiglu_quantize
+from ostinato.kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize
 
 COPY_ELEMENTS = 1 << 30
 CUBLAS_SIZE = 8192
@@ -179,14 +179,14 @@ def activating(table: Table, rows: int) -> None:
     """Kernels 6 and 7."""
     inner, scale = normal(rows, 4096), normal(rows, dtype=torch.float32)
     grad, width = normal(rows, 2048), 2048
-    plain = swiglu_op.cpu(inner[:512], scale[:512])
+    plain = swiglu.cpu(inner[:512], scale[:512])
     error = relative_error(dequantize(swiglu_quantize(inner[:512], scale[:512], 32)), plain)
     table.memory("swiglu + quantize row 32 (error: e4m3's)", lambda: swiglu_quantize(inner, scale, 32),
                  rows * width * (5 + 1 / 32), 0.80, error)  # fmt: skip
-    unfused = microseconds_of(lambda: quantize(swiglu_op(inner, scale), (1, 32)))
+    unfused = microseconds_of(lambda: quantize(swiglu(inner, scale), (1, 32)))
     fused = microseconds_of(lambda: swiglu_quantize(inner, scale, 32))
     table.relative("swiglu + quantize over unfused", fused, unfused, 1.6)
-    table.memory("swiglu backward", lambda: swiglu_backward_op(grad, inner, scale),
+    table.memory("swiglu backward", lambda: swiglu_backward(grad, inner, scale),
                  rows * width * 12.0, 0.70, math.nan)  # fmt: skip
 
 

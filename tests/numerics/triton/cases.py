@@ -12,9 +12,9 @@ from ostinato.kernels.grouped_gemm.triton_tiles import aligned
 from ostinato.kernels.logprobs.reference import token_logprobs_reference
 from ostinato.kernels.mxfp8.op import dequantize, quantize, quantize_row_col
 from ostinato.kernels.mxfp8.reference import dequantize_reference, quantize_reference
-from ostinato.kernels.permutation.op import largest_rows, plan_rows_op
+from ostinato.kernels.permutation.op import RowPlan, largest_rows, plan_rows_op
 from ostinato.kernels.permutation.reference import permute_reference, unpermute_reference
-from ostinato.kernels.swiglu.op import swiglu_backward_op, swiglu_op
+from ostinato.kernels.swiglu.op import swiglu, swiglu_backward
 from ostinato.kernels.triton_backend import (
     triton_bf16,
     triton_head,
@@ -102,7 +102,7 @@ def test_swiglu_quantize_equals_unfused(group: int) -> None:
     assert same_bits(values, quantize_reference(plain, (1, group))[0])
     assert torch.equal(scales, quantize_reference(plain, (1, group))[1])
     # exp of two libraries differs in the last fp32 bit, which moves few bf16 roundings
-    wanted = swiglu_op(inner, scale)
+    wanted = swiglu(inner, scale)
     assert relative_error(plain, wanted) < 1e-3
     assert (plain != wanted).float().mean() < 0.01
 
@@ -115,7 +115,7 @@ def test_swiglu_backward_equals_the_cpu_path(rows: int, width: int) -> None:
         normal(rows, seed=2),
     )
     found = triton_swiglu.swiglu_backward_triton(grad, inner, scale)
-    for value, expected in zip(found, swiglu_backward_op(grad, inner, scale), strict=True):
+    for value, expected in zip(found, swiglu_backward(grad, inner, scale), strict=True):
         assert relative_error(value, expected) < 1e-3
 
 
@@ -132,13 +132,12 @@ def test_plan_permute_and_unpermute_are_exact(
     assert torch.equal(source, wanted[1])
     assert torch.equal(ends, wanted[2])
     tokens = draw(num_tokens, 96)
-    rows = triton_permute.permute_triton(tokens, source)
+    plan = RowPlan(place, source, ends)
+    rows = triton_permute.permute_triton(tokens, plan)
     assert torch.equal(rows, permute_reference(tokens, source))
     mx = quantize(tokens, (1, 32))
-    assert same_bits(
-        triton_permute.permute_triton(mx.values, source), quantize(rows, (1, 32)).values
-    )
-    total = triton_permute.unpermute_triton(rows, place)
+    assert same_bits(triton_permute.permute_triton(mx.values, plan), quantize(rows, (1, 32)).values)
+    total = triton_permute.unpermute_triton(rows, plan)
     assert torch.equal(total, unpermute_reference(rows, place))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.kernels.moe.op import expert_mlp, sort_by_expert
+from ostinato.kernels.moe.op import expert_mlp
 from ostinato.kernels.moe.reference import expert_mlp_reference
 
 
@@ -59,12 +59,3 @@ def test_expert_mlp_expert_without_tokens_has_zero_gradient() -> None:
     assert not down.grad[2].any()
     assert gate_up.grad[:2].any()
     assert down.grad[:2].any()
-
-
-def test_sort_by_expert_gives_every_copy_its_own_row_of_its_expert() -> None:
-    experts_NK = torch.randint(0, 5, (40, 2), generator=torch.Generator().manual_seed(2))
-    place_S, source_P, rows = sort_by_expert(experts_NK, 5)
-    assert place_S.unique().numel() == 80
-    assert torch.equal(source_P[place_S], torch.arange(40).repeat_interleave(2))
-    for place, expert in zip(place_S.tolist(), experts_NK.reshape(-1).tolist(), strict=True):
-        assert rows[expert].start <= place < rows[expert].stop
