@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.plugins import PluginGroup
@@ -58,8 +57,9 @@ def write_model_directory(
 ) -> Family:
     """Writes weights and `config.json`, one tensor in memory at a time, and returns the family.
 
-    `fetch` reads a canonical tensor. `extra_fields`: further fields of `config.json`; the family's own
-    win. `stored_dtypes`: dtypes by canonical name that tensors keep; `dtype` is then only declared.
+    `fetch` reads a canonical tensor, as `__getitem__` of tensors in memory does. `extra_fields`: further fields
+    of `config.json`; the family's own win. `stored_dtypes`: dtypes by canonical name that tensors keep; `dtype`
+    is then only declared.
     """
     family = family_of_spec(spec)
     directory.mkdir(parents=True, exist_ok=True)
@@ -78,8 +78,3 @@ def write_model_directory(
 def _dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     """Balancing biases are single precision in every published checkpoint."""
     return torch.float32 if name.endswith("e_score_correction_bias") else dtype
-
-
-def fetch_from(weights: Mapping[str, Tensor]) -> Fetch:
-    """A `Fetch` that reads tensors in memory."""
-    return weights.__getitem__

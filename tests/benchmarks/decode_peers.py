@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from ostinato.infra.platform.settings import load_settings
-from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.infra.serving.published_models import write_model_directory
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.config import Precision
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
@@ -85,7 +85,7 @@ def reference_model() -> ComparedModel:
     shape = REFERENCE.model_copy(update={"router_score": "softmax"})
 
     def export(directory: Path) -> None:
-        write_model_directory(directory, shape, fetch_from(weights), torch.bfloat16)
+        write_model_directory(directory, shape, weights.__getitem__, torch.bfloat16)
 
     return ComparedModel(REFERENCE, weights, "bfloat16", export)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child import CHILD_ENVIRONMENT
-from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.infra.serving.published_models import write_model_directory
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.spec import ModelSpec
 from tests.benchmarks.decode_peers import REFERENCE
@@ -40,7 +40,7 @@ ALLOCATOR = {name: text for name, text in CHILD_ENVIRONMENT.items() if "MALLOC" 
 def transformers_step(spec: ModelSpec, weights: dict[str, Tensor], tokens_BT: Tensor) -> Step:
     """A step of the same model in transformers, with torch's fused AdamW."""
     with tempfile.TemporaryDirectory() as directory:
-        write_model_directory(Path(directory), spec, fetch_from(weights), torch.float32)
+        write_model_directory(Path(directory), spec, weights.__getitem__, torch.float32)
         model = transformers.AutoModelForCausalLM.from_pretrained(directory).train()
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)
 

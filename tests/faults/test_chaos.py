@@ -110,7 +110,7 @@ def test_run_of_which_fifteen_drawn_processes_are_killed_ends_as_if_none_had_bee
 ) -> None:
     hit = check_chaos(tmp_path, 15, seed)
     wanted = {SUPERVISOR, DRIVER, "RankActor", "RolloutActor", "BoxNode", "bwrap"}
-    assert wanted | {"MailboxReplica", "all"} <= set(hit), hit
+    assert wanted | {"EngineReplica", "all"} <= set(hit), hit
 
 
 def check_cycles(home: Path, kills: int, seed: int) -> Counter[str]:

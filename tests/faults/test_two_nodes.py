@@ -23,7 +23,7 @@ from tests.fakes.reinforcement import GROUPS_PER_STEP, miniature_request
 STEPS = 6
 SMALL = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
 NODE = {"num_cpus": 1, **SMALL}  # room for one rank
-SPREAD_ACTORS = {"MailboxReplica", "RolloutActor", "BoxNode"}
+SPREAD_ACTORS = {"EngineReplica", "RolloutActor", "BoxNode"}
 
 
 @pytest.fixture

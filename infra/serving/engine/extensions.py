@@ -12,6 +12,6 @@ ENGINES = PluginGroup(
     "decoding.engine",
     {
         "local": "ostinato.infra.serving.engine.local:LocalEngine",
-        "vllm": "ostinato.infra.serving.engine.vllm_client:start_vllm",  # needs the extra
+        "vllm": "ostinato.infra.serving.engine.vllm_client:VllmEngine",  # needs the extra
     },
 )

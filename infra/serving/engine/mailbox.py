@@ -1,6 +1,6 @@
 """Requests and answers in batches: one Ray call carries those of a few milliseconds.
 
-`Mailbox` is the client side of one replica, and `MailboxReplica` the other side. It holds a future per request
+`Mailbox` is the client side of one replica, and `EngineReplica` has the other side. It holds a future per request
 and keeps one call open that collects answers. A Ray call costs 1.4 ms of processor time on both sides together,
 a batched request 0.3 ms. Routing is the fleet's work.
 """

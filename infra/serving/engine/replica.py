@@ -3,8 +3,8 @@
 `EngineReplica`: an asyncio actor around an engine that follows a weight chain. Versions are fetched
 and verified in a thread while the engine decodes, and swapped in between two decode steps. A replica
 that Ray restarts runs `__init__` again, so it starts without weights and serves only after a
-verified apply. `MailboxReplica` takes requests and returns answers in batches. The fleet, which loads
-no engine, does the routing.
+verified apply. Each client has a mailbox, through which requests and answers pass in batches. The fleet,
+which loads no engine, does the routing.
 """
 
 import asyncio
@@ -33,6 +33,10 @@ from ostinato.models.spec import ModelSpec
 
 _logger = logging.getLogger(__name__)
 
+_MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
+_RESTARTS = 5
+_GONE_SECONDS = 3600.0  # a client that makes no call for this long is gone
+
 
 class EngineReplica:
     """One engine that follows a weight chain. As an actor it needs max_concurrency for its requests."""
@@ -56,6 +60,9 @@ class EngineReplica:
         self._update_lock = asyncio.Lock()
         self._last_swap: SwapReport | None = None
         self._last_fetch_seconds = 0.0
+        self._outboxes: dict[str, Outbox[Answer]] = {}
+        self._called_at: dict[str, float] = {}  # by client
+        self._answering: dict[str, asyncio.Task[None]] = {}
 
     async def follow(
         self, objects: ObjectStore, chain_id: str, version: int | None = None
@@ -165,27 +172,6 @@ class EngineReplica:
             numbers["last_pause_seconds"] = self._last_swap.pause_seconds
         return numbers
 
-
-_MAX_CONCURRENCY = 1000  # coroutines of one replica: waiting requests cost nothing
-_RESTARTS = 5
-_GONE_SECONDS = 3600.0  # a client that makes no call for this long is gone
-
-
-class MailboxReplica(EngineReplica):
-    """A replica with a mailbox for each client."""
-
-    def __init__(
-        self,
-        replica_id: str,
-        spec: ModelSpec,
-        config: EngineConfig,
-        chain: tuple[ObjectStore, str] | None = None,
-    ) -> None:
-        super().__init__(replica_id, spec, config, chain)
-        self._outboxes: dict[str, Outbox[Answer]] = {}
-        self._called_at: dict[str, float] = {}  # by client
-        self._answering: dict[str, asyncio.Task[None]] = {}
-
     async def post(
         self,
         client_id: str,
@@ -242,7 +228,7 @@ def start_replicas(
     """
     return {
         replica_id: get_or_create_actor(
-            MailboxReplica,
+            EngineReplica,
             replica_id,
             replica_id,
             spec,

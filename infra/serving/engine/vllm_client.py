@@ -2,10 +2,10 @@
 
 Weights are written as a model directory (`write_model_directory`), which vLLM reloads in place. Its CPU
 build cannot do so: it packs matrices at the start and goes on multiplying by the old ones. There
-(`reloads_in_place=False`) a swap starts vLLM again. All requests end before a swap, so a generation has
-one version. Unlike our engine, vLLM returns routes of experts on GPUs only, and always those of the
-whole context. Draft layers are left out, since vLLM has no model of their form. Needs the extra `vllm`;
-imported only when the configuration names it.
+a swap starts vLLM again. All requests end before a swap, so a generation has one version. Unlike our
+engine, vLLM returns routes of experts on GPUs only, and always those of the whole context. Draft layers
+are left out, since vLLM has no model of their form. Needs the extra `vllm`; imported only when the
+configuration names it.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 
 import numpy as np
 import psutil
@@ -27,7 +26,7 @@ from torch import Tensor
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.health import SwapReport
 from ostinato.infra.serving.engine.start import EngineStream
-from ostinato.infra.serving.published_models import fetch_from, write_model_directory
+from ostinato.infra.serving.published_models import write_model_directory
 from ostinato.models.decode.config import EngineConfig, Precision
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from ostinato.models.decode.requests import check_request
@@ -57,26 +56,21 @@ class VllmEngine:
         spec: ModelSpec,
         weights: Mapping[str, Tensor],
         version: int,
-        *,
-        slots: int = 64,
-        max_context_tokens: int = 0,  # 0: the model's
-        gpus: int = 0,  # the model is split over them
-        dtype: torch.dtype = torch.float32,
-        reloads_in_place: bool = True,  # on a GPU
+        config: EngineConfig,
         name: str = "vllm",
     ) -> None:
         check_weights(spec, weights)  # the same checks as our engine's
         self.spec, self.name, self.version = spec, name, version
-        self._dtype = dtype
+        self._config = config
+        self._dtype = torch.float32 if config.precision is Precision.FP32 else torch.bfloat16
         self._directory = tempfile.TemporaryDirectory(prefix="ostinato-vllm-")
         self._swapping = asyncio.Lock()
         self._is_closed = False
         self._generated_tokens = 0
-        self._slots, self._gpus = slots, gpus
         longest = spec.max_sequence_tokens
-        self.max_context_tokens = min(max_context_tokens or longest, longest)
+        self.max_context_tokens = min(config.max_context_tokens or longest, longest)
         self._streams: dict[str, tuple[asyncio.Task[None], _Sampled]] = {}
-        self._reloads_in_place = reloads_in_place
+        self._reloads_in_place = torch.cuda.is_available()
         self._served = self._write(weights, version)  # the model directory
         self._engine = self._start(self._served)
 
@@ -179,25 +173,14 @@ class VllmEngine:
             self._engine.shutdown()
             self._directory.cleanup()
 
-    async def __aenter__(self) -> "VllmEngine":
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _start(self, directory: Path) -> AsyncLLM:
         arguments = AsyncEngineArgs(
             model=str(directory),
             skip_tokenizer_init=True,
             dtype=str(self._dtype).split(".")[-1],
             max_model_len=self.max_context_tokens,
-            max_num_seqs=self._slots,
-            tensor_parallel_size=max(1, self._gpus),
+            max_num_seqs=self._config.slots,
+            tensor_parallel_size=max(1, self._config.gpus_per_replica),
             kv_cache_memory_bytes=None if torch.cuda.is_available() else self._cache_bytes(),
             logprobs_mode="processed_logprobs",
             scheduling_policy="priority",
@@ -214,7 +197,7 @@ class VllmEngine:
         CPU machine's memory, and does not start when other programs use some of it.
         """
         width = 2 * self.spec.num_layers * self.spec.num_query_groups * self.spec.head_dim
-        tokens = self._slots * (self.max_context_tokens + _BLOCK_TOKENS)
+        tokens = self._config.slots * (self.max_context_tokens + _BLOCK_TOKENS)
         wanted = tokens * width * self._dtype.itemsize
         return min(max(wanted, _LEAST_CACHE_BYTES), psutil.virtual_memory().available // 2)
 
@@ -222,7 +205,7 @@ class VllmEngine:
         place = Path(tempfile.mkdtemp(prefix=f"version-{version}-", dir=self._directory.name))
         # only the tokens that a request names stop its answer
         no_stop_tokens = {"bos_token_id": None, "eos_token_id": None}
-        write_model_directory(place, self.spec, fetch_from(weights), self._dtype, no_stop_tokens)
+        write_model_directory(place, self.spec, weights.__getitem__, self._dtype, no_stop_tokens)
         return place
 
     def _check_open(self) -> None:
@@ -251,23 +234,6 @@ class VllmEngine:
             stop_reason=stop_reason,
             likeliest_T=_likeliest(output, request.top_logprobs)[:cut],
         )
-
-
-def start_vllm(
-    spec: ModelSpec, weights: Mapping[str, Tensor], version: int, config: EngineConfig, name: str
-) -> VllmEngine:
-    """vLLM with the settings of a configuration."""
-    return VllmEngine(
-        spec,
-        weights,
-        version,
-        slots=config.slots,
-        max_context_tokens=config.max_context_tokens,
-        gpus=config.gpus_per_replica,
-        dtype=torch.float32 if config.precision is Precision.FP32 else torch.bfloat16,
-        reloads_in_place=torch.cuda.is_available(),
-        name=name,
-    )
 
 
 @dataclass(slots=True)

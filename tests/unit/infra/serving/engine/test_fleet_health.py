@@ -12,7 +12,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.infra.serving.engine.health import HealthEvent, ReplicaState
-from ostinato.infra.serving.engine.replica import MailboxReplica
+from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest, Priority
@@ -32,7 +32,7 @@ class LocalActor:
         self.start()
 
     def start(self) -> None:
-        self.replica = MailboxReplica(self.name, TINY, EngineConfig(slots=4), self._chain)
+        self.replica = EngineReplica(self.name, TINY, EngineConfig(slots=4), self._chain)
         self.is_dead = False
 
     def __getattr__(self, name: str) -> Any:

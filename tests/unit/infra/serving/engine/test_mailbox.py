@@ -9,7 +9,7 @@ from ray.exceptions import ActorUnavailableError
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.serving.engine.mailbox import Mailbox
-from ostinato.infra.serving.engine.replica import MailboxReplica
+from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.decode.engine import EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
@@ -24,8 +24,8 @@ def request(index: int, tokens: int = 12) -> GenerateRequest:
     return GenerateRequest(f"r{index}", f"s{index}", (1, 2, index % 32), tokens, (), seed=index)
 
 
-async def make_pair(tmp_path: Path, spec: ModelSpec = TINY) -> tuple[MailboxReplica, Mailbox]:
-    replica = MailboxReplica("replica", spec, EngineConfig(slots=4))
+async def make_pair(tmp_path: Path, spec: ModelSpec = TINY) -> tuple[EngineReplica, Mailbox]:
+    replica = EngineReplica("replica", spec, EngineConfig(slots=4))
     objects = ObjectStore.from_url(f"file://{tmp_path}/objects")
     ChainPublisher(objects, "chain").publish(0, random_weights(spec))
     await replica.follow(objects, "chain")
@@ -70,7 +70,7 @@ async def test_a_cancelled_caller_frees_the_replicas_slot(tmp_path: Path) -> Non
 
 
 async def test_a_replica_that_does_not_serve_says_so(tmp_path: Path) -> None:
-    replica = MailboxReplica("replica", TINY, EngineConfig(slots=4))
+    replica = EngineReplica("replica", TINY, EngineConfig(slots=4))
     mailbox = Mailbox("replica", DirectActor(replica))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="starting: no weights"):
         await mailbox.generate(request(0))
