@@ -47,6 +47,7 @@ class RunState:
     phases: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     times_resumed: int = 0
+    transcripts_too_long: int = 0  # left out by the latest phase with transcripts
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,6 @@ class TrainingRun:
         self.optimizer = build_optimizer(self.model, self.config.optimizer)
         self.gradients = LayoutGradients(self.model)
         self.total_steps = sum(phase.num_steps for phase in self.config.phases)
-        self.transcripts_too_long = 0
         self.saved_at = time.monotonic()
 
     @property
@@ -100,7 +100,7 @@ class TrainingRun:
             phase, self.work.corpus_directory, seed=self.config.seed + self.state.phase
         )
         if data.transcripts is not None:
-            self.transcripts_too_long = data.transcripts.num_too_long
+            self.state.transcripts_too_long = data.transcripts.num_too_long
         every = self.config.evaluate_every_steps
         while self.state.step < phase.num_steps:
             started_at = time.monotonic()

@@ -82,7 +82,7 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
         after=evaluations[-1],
         evaluations=evaluations,
         phases=tuple(PhaseResult(**phase) for phase in state.phases),
-        transcripts_too_long=run.transcripts_too_long,
+        transcripts_too_long=state.transcripts_too_long,
         times_resumed=state.times_resumed,
     )
 

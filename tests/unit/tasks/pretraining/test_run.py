@@ -3,6 +3,7 @@ number of ranks.
 """
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ostinato.tasks.pretraining.config import (
     PretrainingResult,
 )
 from ostinato.tasks.pretraining.run import main, next_token_loss
-from tests.fakes.corpus import write_corpus
+from tests.fakes.corpus import write_corpus, write_transcripts
 from tests.fakes.small_spec import SMALL_SPEC
 
 
@@ -134,6 +135,26 @@ def test_pretraining_interrupted_ends_with_the_same_weights(
     assert (result.before, result.after) == (plain.before, plain.after)
     ours, wanted = read_weights(result), read_weights(plain)
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+
+
+def test_transcripts_left_out_are_told_after_a_resume_in_a_later_phase(
+    corpus: Path, tmp_path: Path
+) -> None:
+    shape = {"sequence_tokens": 64, "microbatch_tokens": 64, "global_batch_tokens": 64}
+    phases = [
+        {"name": "sft", "blend": {"demonstrations": (1, 1)}, "tokens": 128, **shape},
+        {"name": "bulk", "blend": {"code": (1, 1)}, "tokens": 128, **shape},
+    ]
+    own = shutil.copytree(corpus, tmp_path / "corpus")
+    write_transcripts(
+        own / "demonstrations.safetensors", [([2] * 10, [1] * 10), ([3] * 70, [1] * 70)]
+    )
+    request, directory = make_request(own, phases=phases), tmp_path / "run"
+    with pytest.raises(TrainingError, match="Interrupted"):
+        main(request, make_workspace(directory, InterruptingProgress(directory, 3)))
+    result = main(request, make_workspace(directory))
+    assert result.times_resumed == 1
+    assert result.transcripts_too_long == 1
 
 
 def test_loss_that_is_no_number_ends_the_run_and_the_last_checkpoint_goes_on(
