@@ -1,9 +1,11 @@
-"""Folders as mappings from the relative path of each regular file to its content."""
+"""Folders as mappings from the relative path of each regular file to its content, and locks on files."""
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from ostinato.infra.platform.errors import ProblemError
@@ -72,6 +74,14 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
                 raise
             why = error.strerror if isinstance(error, OSError) else error
             raise ProblemError(f"file {path[:80]!r} of {folder} cannot be written: {why}") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file during the block. Waits for another process or thread that holds it."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def stays_below(path: str) -> bool:

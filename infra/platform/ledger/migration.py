@@ -1,9 +1,7 @@
 """Migration of a database to the newest schema, by the first process that opens it."""
 
-import fcntl
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 from alembic import command
@@ -12,7 +10,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.folders import locked
 from ostinato.infra.platform.ledger.database import Database
+from ostinato.infra.platform.ledger.tables import METADATA
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _LOCK = 71_000
@@ -20,7 +20,9 @@ logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs its plug-ins
 
 
 def migrate(database: Database) -> None:
-    """Upgrades the schema under a lock. ConfigError for a schema of another version of the program."""
+    """Makes the newest schema in an empty database, or upgrades an older one, under a lock. ConfigError for a schema
+    of another version of the program.
+    """
     config = Config()
     config.set_main_option("script_location", str(_SCRIPTS))
     scripts = ScriptDirectory.from_config(config)
@@ -36,17 +38,12 @@ def migrate(database: Database) -> None:
             "away, for example mv HOME HOME.old, or name a new one in OSTINATO_HOME, and run "
             "the same command"
         )
-    with _file_lock(database), database.write(_LOCK) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-
-
-@contextmanager
-def _file_lock(database: Database) -> Iterator[None]:
     path = database.sqlite_path
-    if path is None:
-        yield
-        return
-    with path.with_name(path.name + ".migrate.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    lock = nullcontext() if path is None else locked(path.with_name(path.name + ".migrate.lock"))
+    with lock, database.write(_LOCK) as connection:
+        config.attributes["connection"] = connection
+        if MigrationContext.configure(connection).get_current_revision() is None:
+            METADATA.create_all(connection, checkfirst=False)  # an error for tables of others
+            command.stamp(config, "head")
+        else:
+            command.upgrade(config, "head")
