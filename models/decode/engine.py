@@ -9,6 +9,7 @@ layers, K experts per token.
 """
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from time import perf_counter
 
 import numpy as np
@@ -29,7 +30,6 @@ from ostinato.models.decode.requests import (
 )
 from ostinato.models.decode.sampling import likeliest_tokens
 from ostinato.models.decode.slots import AcceptedSamples, SlotTable
-from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import DecodeWeights
 from ostinato.models.spec import ModelSpec
 
@@ -37,6 +37,36 @@ __all__ = ["CachePolicy", "DecodeEngine", "EngineConfig"]
 
 # a request waits for a prefix of at least this length that another slot is about to feed
 _WORTH_WAITING_TOKENS = 24
+
+
+@dataclass(slots=True)
+class EngineStatistics:
+    """Totals since the engine was made. A reader subtracts two snapshots."""
+
+    steps: int = 0
+    busy_seconds: float = 0.0
+    decode_only_seconds: float = 0.0  # of steps that fed no prompt
+    decode_only_tokens: int = 0
+    generated_tokens: int = 0
+    prefill_tokens: int = 0
+    reused_tokens: int = 0  # prompt tokens found in the cache
+    occupied_slot_steps: int = 0  # sum over steps of decoding slots
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def count_step(self, decoding: int, gained: int, seconds: float, *, has_prefill: bool) -> None:
+        """Adds one step."""
+        self.steps += 1
+        self.busy_seconds += seconds
+        self.generated_tokens += gained
+        self.occupied_slot_steps += decoding
+        if not has_prefill:
+            self.decode_only_seconds += seconds
+            self.decode_only_tokens += gained
+
+    def snapshot(self) -> dict[str, float]:
+        """The totals as plain numbers."""
+        return {name: float(value) for name, value in asdict(self).items()}
 
 
 class DecodeEngine:

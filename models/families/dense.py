@@ -1,5 +1,6 @@
 """Families without experts: llama (with SmolLM2 and Llama 3), mistral, phi3, qwen2, qwen3."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ostinato.models.families.config_fields import ConfigFields
@@ -11,8 +12,8 @@ from ostinato.models.spec import ModelSpec
 def _read(
     fields: ConfigFields,
     *,
-    qk_norm: bool,
-    qkv_bias: bool,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
     head_dim: int | None = None,
     norm_epsilon: float = 1e-6,
 ) -> ModelSpec:
@@ -26,28 +27,30 @@ def _read(
     )
 
 
-def _write(spec: ModelSpec, *, qk_norm: bool, qkv_bias: bool) -> dict[str, Any] | None:
-    is_stated = spec.qk_norm == qk_norm and spec.qkv_bias == qkv_bias and not spec.num_moe_layers
-    if not is_stated or spec.rotary_fraction < 1:
-        return None
-    return write_shared(spec) | {"intermediate_size": spec.dense_hidden_size}
+def _writer(
+    *, qk_norm: bool = False, qkv_bias: bool = False, **constants: bool
+) -> Callable[[ModelSpec], dict[str, Any] | None]:
+    """The inverse of `_read`. `constants`: further fields, with the family's only value."""
+
+    def write(spec: ModelSpec) -> dict[str, Any] | None:
+        has_parts = spec.qk_norm == qk_norm and spec.qkv_bias == qkv_bias
+        if not has_parts or spec.num_moe_layers or spec.rotary_fraction < 1:
+            return None
+        return write_shared(spec) | {"intermediate_size": spec.dense_hidden_size} | constants
+
+    return write
 
 
 def _read_llama(fields: ConfigFields) -> ModelSpec:
     fields.expect("attention_bias", False, False)
-    return _read(fields, qk_norm=False, qkv_bias=False)
-
-
-def _write_llama(spec: ModelSpec) -> dict[str, Any] | None:
-    fields = _write(spec, qk_norm=False, qkv_bias=False)
-    return None if fields is None else fields | {"attention_bias": False, "mlp_bias": False}
+    return _read(fields)
 
 
 def _read_mistral(fields: ConfigFields) -> ModelSpec:
     """Reads llama's network; `family_of_spec` writes it as llama. A file without a window means 4096."""
     window = None if fields.is_null("sliding_window") else fields.count("sliding_window", 4096)
     fields.count("num_key_value_heads")  # required: without it transformers uses 8, not all heads
-    return _within_window(_read(fields, qk_norm=False, qkv_bias=False), window)
+    return _within_window(_read(fields), window)
 
 
 def _read_phi3(fields: ConfigFields) -> ModelSpec:
@@ -59,7 +62,7 @@ def _read_phi3(fields: ConfigFields) -> ModelSpec:
         fields.expect(name, 0, 0)
     has_window = fields.take("sliding_window", None) is not None
     window = fields.count("sliding_window") if has_window else None
-    return _within_window(_read(fields, qk_norm=False, qkv_bias=False, norm_epsilon=1e-5), window)
+    return _within_window(_read(fields, norm_epsilon=1e-5), window)
 
 
 def _within_window(spec: ModelSpec, window_tokens: int | None) -> ModelSpec:
@@ -89,25 +92,13 @@ def _fused_phi3(spec: ModelSpec) -> dict[str, tuple[str, slice]]:
 
 def _read_qwen2(fields: ConfigFields) -> ModelSpec:
     _expect_full_attention(fields)
-    return _read(fields, qk_norm=False, qkv_bias=True)
-
-
-def _write_qwen2(spec: ModelSpec) -> dict[str, Any] | None:
-    fields = _write(spec, qk_norm=False, qkv_bias=True)
-    return None if fields is None else fields | {"use_sliding_window": False}
+    return _read(fields, qkv_bias=True)
 
 
 def _read_qwen3(fields: ConfigFields) -> ModelSpec:
     fields.expect("attention_bias", False, False)
     _expect_full_attention(fields)
-    return _read(fields, qk_norm=True, qkv_bias=False, head_dim=128)
-
-
-def _write_qwen3(spec: ModelSpec) -> dict[str, Any] | None:
-    fields = _write(spec, qk_norm=True, qkv_bias=False)
-    if fields is None:
-        return None
-    return fields | {"attention_bias": False, "use_sliding_window": False}
+    return _read(fields, qk_norm=True, head_dim=128)
 
 
 def _expect_full_attention(fields: ConfigFields) -> None:
@@ -118,8 +109,17 @@ def _expect_full_attention(fields: ConfigFields) -> None:
         raise ValueError(f"config.json: layer_types = {kinds!r}, wanted only full_attention")
 
 
-LLAMA = Family("llama", "LlamaForCausalLM", _read_llama, _write_llama)
+LLAMA = Family(
+    "llama", "LlamaForCausalLM", _read_llama, _writer(attention_bias=False, mlp_bias=False)
+)
 MISTRAL = Family("mistral", "MistralForCausalLM", _read_mistral, lambda spec: None)
 PHI3 = Family("phi3", "Phi3ForCausalLM", _read_phi3, lambda spec: None, fused=_fused_phi3)
-QWEN2 = Family("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2)
-QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3)
+QWEN2 = Family(
+    "qwen2", "Qwen2ForCausalLM", _read_qwen2, _writer(qkv_bias=True, use_sliding_window=False)
+)
+QWEN3 = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    _read_qwen3,
+    _writer(qk_norm=True, attention_bias=False, use_sliding_window=False),
+)

@@ -14,6 +14,7 @@ from megatron.core.tensor_parallel.mappings import (
     scatter_to_sequence_parallel_region,
 )
 from torch import Tensor
+from torch.nn import functional
 
 from ostinato.kernels.moe.precision import PrecisionName
 from ostinato.models.device import current_device
@@ -22,7 +23,7 @@ from ostinato.models.network.attention.prefixes import PrefixTree, rotating_node
 from ostinato.models.network.canonical import head_rows, join_qkv, layer_tensors, split_qkv
 from ostinato.models.network.head import local_targets, score_rows, score_tokens
 from ostinato.models.network.mixed import is_mixed, mixed_context
-from ostinato.models.network.mtp import DraftLayer
+from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.parallel.context import local_rows, row_rotary
 from ostinato.models.network.parallel.shards import (
     find_cuts,
@@ -37,6 +38,35 @@ from ostinato.models.network.trunk import block_modules, megatron_config
 from ostinato.models.process_groups import open_process_groups
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import check_shapes, weight_shapes
+
+
+class DraftLayer(torch.nn.Module):
+    """One depth of multi-token prediction: a projection of state and embedding, then one SwiGLU with a
+    residual.
+
+    It has no attention and no cache, so a draft costs a few small products. Depth 0 reads the
+    trunk's hidden state after the final norm and the embedding of token t+1, and predicts token t+2.
+    Depth d reads the state of depth d-1 and the embedding of token t+1+d, and predicts token t+2+d.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        hidden, inner, epsilon = spec.hidden_size, spec.mtp_hidden_size, spec.norm_epsilon
+        self.hidden_norm = RootMeanSquareNorm(hidden, eps=epsilon)
+        self.embed_norm = RootMeanSquareNorm(hidden, eps=epsilon)
+        self.in_proj = torch.nn.Linear(2 * hidden, hidden, bias=False)
+        self.mlp_norm = RootMeanSquareNorm(hidden, eps=epsilon)
+        self.gate_up_proj = torch.nn.Linear(hidden, 2 * inner, bias=False)
+        self.down_proj = torch.nn.Linear(inner, hidden, bias=False)
+        self.norm = RootMeanSquareNorm(hidden, eps=epsilon)
+
+    def forward(self, hidden_ND: Tensor, embedding_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """State for the next depth, and the state that the shared embedding turns into logits."""
+        joined = torch.cat((self.hidden_norm(hidden_ND), self.embed_norm(embedding_ND)), dim=-1)
+        state_ND = self.in_proj(joined).to(hidden_ND.dtype)
+        gate_NM, up_NM = self.gate_up_proj(self.mlp_norm(state_ND)).chunk(2, dim=-1)
+        state_ND = state_ND + self.down_proj(functional.silu(gate_NM) * up_NM)
+        return state_ND, self.norm(state_ND)
 
 
 class RowOptions(TypedDict, total=False):

@@ -12,8 +12,7 @@ import torch
 from ostinato.models.decode.cache import SlotCache
 from ostinato.models.decode.compiled.packed import aligned_floats, whole_vectors
 from ostinato.models.decode.compiled.sampling import race_rows, run_draft
-from ostinato.models.decode.compiled.step import run_decode_step
-from ostinato.models.decode.compiled.trunk import MAX_LINES, run_head, run_trunk
+from ostinato.models.decode.compiled.trunk import MAX_LINES, run_decode_step, run_head, run_trunk
 from ostinato.models.decode.weights import DecodeWeights, expert_sizes
 from ostinato.models.network.rope import stretch_frequencies
 from ostinato.models.spec import ModelSpec

@@ -25,7 +25,6 @@ from ostinato.models.decode.compiled.packed import PANEL
 from ostinato.models.decode.compiled.vectors import (
     BARE,
     FLOAT,
-    JIT,
     VECTOR,
     fused_multiply_add,
     index_of,
@@ -36,8 +35,6 @@ from ostinato.models.decode.compiled.vectors import (
     vector_at,
 )
 from ostinato.models.decode.supported import LANES
-
-__all__ = ["JIT", "accumulate"]
 
 _MAX_ROWS = 6
 _settings: Any = config  # untyped, since numba adds its settings when it is imported

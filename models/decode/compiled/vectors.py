@@ -13,9 +13,8 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
 from ostinato.models.decode.supported import LANES
@@ -33,6 +32,8 @@ VECTOR = ir.VectorType(FLOAT, LANES)
 INDEX = ir.IntType(64)
 _INT16, _INT32 = ir.IntType(16), ir.IntType(32)
 _ENDLESS = 1 << 40  # items
+
+intrinsic: Any = extending.intrinsic  # untyped, since its result is called with other arguments
 
 
 def index_of(value: int) -> ir.Constant:
@@ -76,10 +77,10 @@ def _widened(builder: ir.IRBuilder, bits: Any, words: ir.Type, floats: ir.Type) 
     return builder.bitcast(builder.shl(builder.zext(bits, words), sixteen), floats)
 
 
-def shuffled(builder: ir.IRBuilder, vector: ir.Value, lanes: list[int]) -> Any:
+def shuffled(builder: ir.IRBuilder, vector: Any, lanes: list[int]) -> Any:
     """The vector with its lanes in another order."""
-    order = ir.Constant(ir.VectorType(_INT32, LANES), lanes)
-    return builder.shuffle_vector(vector, ir.Constant(VECTOR, ir.Undefined), order)
+    order = ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), order)
 
 
 def spread(builder: ir.IRBuilder, value: ir.Value) -> Any:
@@ -89,13 +90,20 @@ def spread(builder: ir.IRBuilder, value: ir.Value) -> Any:
     return shuffled(builder, single, [0] * LANES)
 
 
-def fused_multiply_add(builder: ir.IRBuilder) -> ir.Function:
-    """LLVM's own function of three vectors, a * b + c rounded once."""
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+def _llvm_function(builder: ir.IRBuilder, name: str, kind: Any, arguments: int) -> ir.Function:
+    """LLVM's own function of floats or vectors of them."""
+    ending = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+    function = ir.FunctionType(kind, [kind] * arguments)
+    return cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}.{ending}")
 
 
-def _rotate_pairs(typing_context, x, divisor, scale, rotation, width):
+def fused_multiply_add(builder: ir.IRBuilder, kind: ir.Type = VECTOR) -> ir.Function:
+    """LLVM's own function of three vectors or floats, a * b + c rounded once."""
+    return _llvm_function(builder, "fma", kind, 3)
+
+
+@intrinsic
+def rotate_pairs(typing_context, x, divisor, scale, rotation, width):
     """Divides `width` floats, multiplies them by `scale`, then rotates each pair (even, odd) by the
     (cosine, sine) of `rotation`, in place.
     """
@@ -125,7 +133,8 @@ def _rotate_pairs(typing_context, x, divisor, scale, rotation, width):
     return types.void(index, types.float32, index, index, index), generate
 
 
-def _largest_of_vectors(typing_context, address, vectors):
+@intrinsic
+def _largest(typing_context, address, vectors):
     """The largest float of whole vectors, of which there is at least one."""
 
     def generate(context, builder, signature, arguments):
@@ -151,24 +160,16 @@ def _largest_of_vectors(typing_context, address, vectors):
 
 def _fenced(builder: ir.IRBuilder, value: Any) -> Any:
     """The value, rounded. LLVM reorders no operation across the fence."""
-    kind = value.type
-    name = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
-    fence = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(kind, [kind]), f"llvm.arithmetic.fence.{name}"
-    )
-    return builder.call(fence, [value])
+    return builder.call(_llvm_function(builder, "arithmetic.fence", value.type, 1), [value])
 
 
 def _folded(builder: ir.IRBuilder, vector: Any) -> Any:
     """The sum of all lanes, halving the vector until one lane is left."""
     lanes = vector.type.count
-    nothing = ir.Constant(vector.type, ir.Undefined)
     distance = lanes // 2
     while distance:
-        order = [lane ^ distance for lane in range(lanes)]
-        order = ir.Constant(ir.VectorType(_INT32, lanes), order)
-        moved = builder.shuffle_vector(vector, nothing, order)
-        vector = _fenced(builder, builder.fadd(vector, moved))
+        other = shuffled(builder, vector, [lane ^ distance for lane in range(lanes)])
+        vector = _fenced(builder, builder.fadd(vector, other))
         distance //= 2
     return builder.extract_element(vector, ir.Constant(_INT32, 0))
 
@@ -191,11 +192,7 @@ def _write_sum(
         if not is_squared:
             builder.store(builder.fadd(old, new), to)
             return
-        name = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
-        fused = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.{name}"
-        )
-        builder.store(builder.call(fused, [new, new, old]), to)
+        builder.store(builder.call(fused_multiply_add(builder, kind), [new, new, old]), to)
 
     for part in sums:
         builder.store(ir.Constant(VECTOR, [0.0] * LANES), part)
@@ -230,6 +227,7 @@ def _write_sum(
 
 
 def _sum_of(*, is_squared: bool, is_paired: bool = True) -> Any:
+    @intrinsic
     def sum_of(typing_context, address, count):
         """The sum of floats at an address, or of their squares."""
 
@@ -238,10 +236,11 @@ def _sum_of(*, is_squared: bool, is_paired: bool = True) -> Any:
 
         return types.float32(types.int64, types.int64), generate
 
-    return intrinsic(sum_of)
+    return sum_of
 
 
-def _address_of(typing_context, array, at):
+@intrinsic
+def address_of(typing_context, array, at):
     """The address of an element of a float32 array."""
 
     def generate(context, builder, signature, arguments):
@@ -270,6 +269,7 @@ def _write_array(context: Any, builder: ir.IRBuilder, kind: types.Array, address
 def _array_at(element: types.Type) -> Any:
     kind = types.Array(element, 1, "C")
 
+    @intrinsic
     def array_at(typing_context, address):
         """The array that begins at an address."""
 
@@ -278,10 +278,11 @@ def _array_at(element: types.Type) -> Any:
 
         return kind(types.int64), generate
 
-    return intrinsic(array_at)
+    return array_at
 
 
-def _items_at(typing_context, address, like):
+@intrinsic
+def items_at(typing_context, address, like):
     """The array that begins at an address, with the item type of `like`."""
     kind = types.Array(like.dtype, 1, "C")
 
@@ -291,7 +292,8 @@ def _items_at(typing_context, address, like):
     return kind(types.int64, like), generate
 
 
-def _pointer_at(typing_context, array, at):
+@intrinsic
+def pointer_at(typing_context, array, at):
     """A typed pointer to an element of an array."""
 
     def generate(context, builder, signature, arguments):
@@ -302,7 +304,8 @@ def _pointer_at(typing_context, array, at):
     return types.CPointer(array.dtype)(array, types.int64), generate
 
 
-def _moved(typing_context, pointer, items):
+@intrinsic
+def moved(typing_context, pointer, items):
     """The pointer advanced by `items`."""
 
     def generate(context, builder, signature, arguments):
@@ -312,7 +315,8 @@ def _moved(typing_context, pointer, items):
     return pointer(pointer, types.int64), generate
 
 
-def _as_float(typing_context, item):
+@intrinsic
+def as_float(typing_context, item):
     """A number of an array as float32, exactly."""
 
     def generate(context, builder, signature, arguments):
@@ -323,7 +327,8 @@ def _as_float(typing_context, item):
     return types.float32(item), generate
 
 
-def _float_of_bits(typing_context, bits):
+@intrinsic
+def float_of_bits(typing_context, bits):
     """The float32 whose bits are an int32."""
 
     def generate(context, builder, signature, arguments):
@@ -332,7 +337,8 @@ def _float_of_bits(typing_context, bits):
     return types.float32(types.int32), generate
 
 
-def _bits_of_float(typing_context, value):
+@intrinsic
+def bits_of_float(typing_context, value):
     """The bits of a float32 as an int32."""
 
     def generate(context, builder, signature, arguments):
@@ -341,16 +347,7 @@ def _bits_of_float(typing_context, value):
     return types.int32(types.float32), generate
 
 
-address_of: Any = intrinsic(_address_of)
 floats_at, integers_at = _array_at(types.float32), _array_at(types.int64)
-items_at: Any = intrinsic(_items_at)
-pointer_at: Any = intrinsic(_pointer_at)
-moved: Any = intrinsic(_moved)
-as_float: Any = intrinsic(_as_float)
-float_of_bits: Any = intrinsic(_float_of_bits)
-bits_of_float: Any = intrinsic(_bits_of_float)
-rotate_pairs: Any = intrinsic(_rotate_pairs)
-_largest: Any = intrinsic(_largest_of_vectors)
 sum_at = _sum_of(is_squared=False)
 # Not paired: keeps the summation order, and so the last bits, of log-probabilities of older runs.
 mass_at = _sum_of(is_squared=False, is_paired=False)

@@ -16,9 +16,8 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.models.checkpoint import load_checkpoint
 from ostinato.models.decode.config import EngineConfig, configure_engine
-from ostinato.models.decode.engine import DecodeEngine
+from ostinato.models.decode.engine import DecodeEngine, EngineStatistics
 from ostinato.models.decode.protocol import GenerateRequest, Generation
-from ostinato.models.decode.statistics import EngineStatistics
 from ostinato.models.decode.weights import prepare_weights
 from ostinato.models.rendering import load_renderer
 from ostinato.tasks.pretraining.mtp.config import SpeculationRequest, SpeculationResult
