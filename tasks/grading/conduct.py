@@ -75,11 +75,6 @@ def last_todos(transcript: Transcript) -> tuple[TodoItem, ...]:
     return tuple(items.values())
 
 
-def count_open_todos(transcript: Transcript) -> int:
-    """Items of the final to-do list that are open."""
-    return sum(item.is_open for item in last_todos(transcript))
-
-
 def find_message_faults(
     transcript: Transcript, *, passed: bool, has_edit: bool, limit_characters: int
 ) -> tuple[str, ...]:

@@ -39,12 +39,11 @@ async def grade(
     test_server: TestServer,
     config: GradingConfig,
     trials: BlindTrials | None = None,
-    rng: random.Random | None = None,
 ) -> tuple[Verdict, RewardReport]:
     """Judges the changed files (against the pristine repository) and rewards the attempt.
 
     A fault that the attempt can cause gives a failed verdict with a flag. Raises if the machine or the
-    problem is at fault. `rng` draws the passes that are judged twice; None: the system's generator.
+    problem is at fault.
     """
     if transcript.score is not None:
         return score_of(problem, transcript.score)
@@ -55,9 +54,7 @@ async def grade(
     try:
         if transcript.end_reason is EndReason.FAULT:
             raise AgentError(transcript.detail)
-        verdict = await _judge(
-            problem, changed_files, test_server, config, trials, rng or random.SystemRandom()
-        )
+        verdict = await _judge(problem, changed_files, test_server, config, trials)
         attempt = JudgedAttempt(change, verdict, transcript)
         flags = scan_attempt(attempt)
         lints = await _count_new_lints(change) if config.style else 0
@@ -104,7 +101,6 @@ async def _judge(
     test_server: TestServer,
     config: GradingConfig,
     trials: BlindTrials | None,
-    rng: random.Random,
 ) -> Verdict:
     if problem.environment:
         return await judge_in_environment(problem, changed_files, test_server.repository)
@@ -113,7 +109,7 @@ async def _judge(
         changed_files,
         test_server,
         time_limit_seconds=config.time_limit_seconds,
-        second_runner=rng.random() < config.second_runner_share,
+        second_runner=random.SystemRandom().random() < config.second_runner_share,
         asks_oracle=config.asks_oracle,
         trials=trials,
         charges=config.harms.charges,

@@ -22,10 +22,10 @@ from ostinato.tasks.grading.change import JudgedAttempt
 from ostinato.tasks.grading.cheating.monitors import COMMENT_RATIO
 from ostinato.tasks.grading.conduct import (
     count_broken_calls,
-    count_open_todos,
     count_questions,
     find_message_faults,
     is_verified,
+    last_todos,
 )
 from ostinato.tasks.grading.config import REWARDS, EffortWeights, GradingConfig, Harm
 from ostinato.tasks.records import RewardReport
@@ -135,6 +135,7 @@ def _values(
         limit_characters=_FINAL_LIMIT_CHARACTERS,
     )
     questions = count_questions(transcript)
+    num_open = sum(item.is_open for item in last_todos(transcript))
     # If only the user can tell, the first question is right.
     needless = max(0, questions - int(problem.question_warranted))
     is_missing = problem.question_warranted and questions == 0 and not verdict.passed
@@ -147,7 +148,7 @@ def _values(
         "style": float(min(new_lints, _MAX_COUNTED)),
         "comments": max(0.0, change.comment_ratio - COMMENT_RATIO),
         "communication": float(len(faults)),
-        "open_todos": float(min(count_open_todos(transcript), _MAX_COUNTED)),
+        "open_todos": float(min(num_open, _MAX_COUNTED)),
         "needless_questions": float(min(needless, _MAX_COUNTED)),
         "missing_question": float(is_missing),
         "flagged": float(num_flags),

@@ -1,7 +1,7 @@
 """Reciprocal ranks of the right chunk over pools of held-out functions, computed with the code of serving."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +24,6 @@ from ostinato.tasks.retrieval.pairs import IndexedFunction
 
 UNMEASURED_DENSE_WEIGHT = 0.5
 DENSE_WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4)
-Scorer = Callable[["CandidatePool"], np.ndarray]
-"""Function of a pool that returns scores [queries, codes]. Higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,33 +131,25 @@ def pick_dense_weight(embedder: Embedder, pools: Sequence[CandidatePool]) -> flo
     return max(DENSE_WEIGHTS, key=mean_reciprocal_rank)
 
 
-def measure(
-    pools: Sequence[CandidatePool], scorer: Scorer
-) -> tuple[RankingScores, dict[str, float]]:
-    """Scores over the questions of all pools, and the MRR of each pool."""
-    ranks = {pool.name: ranks_of(pool, scorer(pool)) for pool in pools}
-    by_pool = {name: float((1 / found).mean()) for name, found in ranks.items() if len(found)}
-    return summarise_ranks(np.concatenate(list(ranks.values()))), by_pool
-
-
 def measure_systems(
     embedder: Embedder, pools: Sequence[CandidatePool], dense_weight: float
 ) -> dict[str, tuple[RankingScores, dict[str, float]]]:
-    """Scores of every system, and its MRR by pool. Empty without pools."""
-    scorers = make_scorers(embedder, pools, dense_weight) if pools else {}
-    return {name: measure(pools, scorer) for name, scorer in scorers.items()}
-
-
-def make_scorers(
-    embedder: Embedder, pools: Sequence[CandidatePool], dense_weight: float
-) -> dict[str, Scorer]:
-    """Scorers of the compared systems. Each pool is scored once."""
-    plain = {pool.name: lexical_scores(pool, BODY_ONLY) for pool in pools}
-    words = {pool.name: lexical_scores(pool) for pool in pools}
-    dense = {pool.name: dense_scores(embedder, pool) for pool in pools}
+    """Scores of every system over the questions of all pools, and its MRR by pool. Empty without pools."""
+    ranks: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for pool in pools:
+        words, dense = lexical_scores(pool), dense_scores(embedder, pool)
+        systems = {
+            "bm25": lexical_scores(pool, BODY_ONLY),
+            "bm25 by field": words,
+            "vectors": dense,
+            "fused": fuse_rows(words, dense, dense_weight),
+        }
+        for system, scores in systems.items():
+            ranks[system][pool.name] = ranks_of(pool, scores)
     return {
-        "bm25": lambda pool: plain[pool.name],
-        "bm25 by field": lambda pool: words[pool.name],
-        "vectors": lambda pool: dense[pool.name],
-        "fused": lambda pool: fuse_rows(words[pool.name], dense[pool.name], dense_weight),
+        system: (
+            summarise_ranks(np.concatenate(list(found.values()))),
+            {name: float((1 / own).mean()) for name, own in found.items() if len(own)},
+        )
+        for system, found in ranks.items()
     }

@@ -53,17 +53,9 @@ class Pair:
 
 
 def read_package(package: Package, archives: Path) -> list[IndexedFunction]:
-    """Every function of a package, ordered by path and line. `archives`: cache of source archives."""
-    name = name_of(package)
-    return [
-        function
-        for path, text in read_files(package, archives)
-        for function in functions_of(name, path, text)
-    ]
-
-
-def read_files(package: Package, archives: Path) -> list[tuple[str, str]]:
-    """Python files of a package, ordered by path. Left out: tests, vendored copies, undecodable and very large files."""
+    """Every function of a package, ordered by path and line. Left out: tests, vendored copies, undecodable and very
+    large files. `archives`: cache of source archives.
+    """
     found: list[tuple[PurePosixPath, bytes]] = []
     if isinstance(package, CodePackage):
         content = read_archive(fetch_archive(package, archives), below=package.folder)
@@ -84,7 +76,13 @@ def read_files(package: Package, archives: Path) -> list[tuple[str, str]]:
         for path, data in sorted(found)
         if path.suffix == ".py" and not _SKIPPED.intersection(path.parts[:-1])
     )
-    return [(path, text) for path, text in texts if text is not None]
+    name = name_of(package)
+    return [
+        function
+        for path, text in texts
+        if text is not None
+        for function in functions_of(name, path, text)
+    ]
 
 
 def _installed_roots(name: str) -> list[Path]:

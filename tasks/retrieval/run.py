@@ -7,7 +7,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ import torch
 from ostinato.infra.agent.search.field_scores import BODY_ONLY, score_words
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import TrainingError, boundary
-from ostinato.infra.platform.settings import Settings
 from ostinato.models.search_encoder.code_words import FIELDS, CodeText, Vocabulary, split_words
 from ostinato.models.search_encoder.embedder import Embedder, contrastive_loss, save_embedder
 from ostinato.tasks.retrieval.config import (
@@ -159,7 +157,7 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
     started = time.monotonic()
     config = request.config
     random = np.random.default_rng(config.seed)
-    archives = archives_directory(workspace.settings)
+    archives = workspace.settings.cache_directory / "archives"  # shared with the problem stage
     known: dict[str, list[IndexedFunction]] = {}
 
     def read(package: Package) -> list[IndexedFunction]:
@@ -215,11 +213,6 @@ def _train(request: RetrievalRequest, workspace: Workspace) -> RetrievalResult:
     )
     (directory / REPORT_FILE).write_text(result.model_dump_json(indent=1))
     return result
-
-
-def archives_directory(settings: Settings) -> Path:
-    """Cache of source archives, shared with the problem stage."""
-    return settings.cache_directory / "archives"
 
 
 def read_pools(

@@ -160,7 +160,8 @@ def find_helpers(repository: PreparedRepository, tests: Iterable[str]) -> set[st
     found = {
         path
         for path, module in left.items()
-        if module == "conftest" or (path.endswith("__init__.py") and _folder_of(path) in above)
+        if module == "conftest"
+        or (path.endswith("__init__.py") and str(PurePosixPath(path).parent) in above)
     }
     waiting |= found
     while waiting:
@@ -182,7 +183,3 @@ def find_own_assertions(repository: PreparedRepository, paths: Iterable[str]) ->
 def _module_of(path: str) -> str:
     pure = PurePosixPath(path)
     return pure.parent.name if pure.name == "__init__.py" else pure.stem
-
-
-def _folder_of(path: str) -> str:
-    return str(PurePosixPath(path).parent)

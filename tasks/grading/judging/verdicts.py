@@ -9,8 +9,6 @@ free capacity CapacityExhausted. Neither becomes a verdict.
 import time
 from collections.abc import Mapping
 
-from pydantic import Field
-
 from ostinato.infra.agent.tools.testing import describe_report
 from ostinato.infra.platform.errors import GradingError, boundary
 from ostinato.infra.sandbox.environment import open_box
@@ -25,7 +23,7 @@ from ostinato.tasks.grading.config import Charge, Harm, HarmConfig, Pattern
 from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.other_code import OtherCode, find_suite_failures, name_some
-from ostinato.tasks.records import FunctionOracle, Problem, StageRecord, Verdict
+from ostinato.tasks.records import FunctionOracle, Problem, Verdict
 
 CALL_SECONDS = 0.5
 
@@ -183,11 +181,7 @@ async def differs_by_oracle(
         return ""
     changed = repository.keep_editable(changed_files)
     async with open_box(repository, changed, BOX_LIMITS) as sandbox:
-        found = await judge_by_oracle(sandbox, problem.oracle)
-    if found.passed:
-        return ""
-    agreeing = f"{found.num_agreeing} of {found.num_calls} held-out calls agree"
-    return f"differs from the original: {agreeing}; {found.first_difference}"
+        return await judge_by_oracle(sandbox, problem.oracle)
 
 
 def _agree(first: TestReport, second: TestReport) -> TestReport:
@@ -207,30 +201,16 @@ def _agree(first: TestReport, second: TestReport) -> TestReport:
     return first.model_copy(update={"outcomes": outcomes, "tampering": tampering})
 
 
-class OracleVerdict(StageRecord):
-    """Agreement of a change with the original on held-out arguments."""
-
-    num_calls: int
-    num_agreeing: int
-    first_difference: str = Field(default="", description="a call, its result, the wanted result")
-
-    @property
-    def passed(self) -> bool:
-        """Whether there were calls and all of them agree."""
-        return self.num_calls > 0 and self.num_agreeing == self.num_calls
-
-
-async def judge_by_oracle(sandbox: Sandbox, oracle: FunctionOracle) -> OracleVerdict:
-    """Compares the code in the sandbox with the original on the held-out calls."""
+async def judge_by_oracle(sandbox: Sandbox, oracle: FunctionOracle) -> str:
+    """First difference between the code in the sandbox and the original on the held-out calls. Empty: all agree."""
     calls = [CallRequest(oracle.path, oracle.symbol, call.arguments) for call in oracle.held_out]
     results = await make_calls(sandbox, calls, CALL_SECONDS)
-    difference, num_agreeing = "", 0
-    for call, result in zip(oracle.held_out, results, strict=True):
-        if result == call.result:
-            num_agreeing += 1
-        elif not difference:
-            shown = format_call(oracle.symbol, call.arguments)
-            difference = f"{shown} gives {result}, wanted {call.result}"
-    return OracleVerdict(
-        num_calls=len(calls), num_agreeing=num_agreeing, first_difference=difference
-    )
+    different = [
+        f"{format_call(oracle.symbol, call.arguments)} gives {result}, wanted {call.result}"
+        for call, result in zip(oracle.held_out, results, strict=True)
+        if result != call.result
+    ]
+    if calls and not different:
+        return ""
+    agreeing = f"{len(calls) - len(different)} of {len(calls)} held-out calls agree"
+    return f"differs from the original: {agreeing}; {''.join(different[:1])}"

@@ -2,7 +2,6 @@ import pytest
 
 from ostinato.infra.agent.transcript import CallStatus, EndReason
 from ostinato.tasks.grading.conduct import (
-    count_open_todos,
     count_questions,
     find_message_faults,
     is_verified,
@@ -25,13 +24,17 @@ def test_verification_means_a_command_after_the_last_edit(make_transcript, calls
     assert is_verified(make_transcript(*calls)) is verified
 
 
+def count_open(*calls):
+    return sum(item.is_open for item in last_todos(transcript_of(*calls)))
+
+
 def test_last_list_counts_and_merging_changes_single_items():
     first = call("todo_write", items="[ ] read\n[~] fix it\n[ ] test", merge="false")
     ticked = call("todo_write", items="[x] fix it", merge="true")
-    assert count_open_todos(transcript_of(first)) == 3
-    assert count_open_todos(transcript_of(first, ticked)) == 2
-    assert count_open_todos(transcript_of(first, call("todo_write", items="[x] all"))) == 0
-    assert count_open_todos(transcript_of(call("todo_write", BAD, items="[ ] a"))) == 0
+    assert count_open(first) == 3
+    assert count_open(first, ticked) == 2
+    assert count_open(first, call("todo_write", items="[x] all")) == 0
+    assert count_open(call("todo_write", BAD, items="[ ] a")) == 0
 
 
 def test_plain_lists_are_open_until_they_say_done():

@@ -14,7 +14,12 @@ from ostinato.tasks.retrieval.config import (
     ContrastiveConfig,
     RetrievalConfig,
 )
-from ostinato.tasks.retrieval.measure import CandidatePool, dense_scores, measure
+from ostinato.tasks.retrieval.measure import (
+    CandidatePool,
+    dense_scores,
+    ranks_of,
+    summarise_ranks,
+)
 from ostinato.tasks.retrieval.pairs import Pair
 from ostinato.tasks.retrieval.run import (
     build_embedder,
@@ -58,7 +63,7 @@ def pool_of(pairs: Sequence[Pair]) -> CandidatePool:
 
 
 def mrr(embedder: Embedder, pool: CandidatePool) -> float:
-    return measure([pool], lambda wanted: dense_scores(embedder, wanted))[0].mrr
+    return summarise_ranks(ranks_of(pool, dense_scores(embedder, pool))).mrr
 
 
 def build(pairs: Sequence[Pair]) -> Embedder:
