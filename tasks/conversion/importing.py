@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateSyntaxError
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
@@ -24,7 +23,6 @@ from ostinato.models.checkpoint import stream_checkpoint
 from ostinato.models.checkpoint.store import PUBLISHED
 from ostinato.models.families.family import EMBEDDING, HEAD, Family
 from ostinato.models.rendering.chat_template import find_template
-from ostinato.models.rendering.template_environment import template_environment
 from ostinato.models.spec import ModelSpec
 from ostinato.models.weight_shapes import num_parameters, weight_shapes
 from ostinato.tasks.conversion.sources import (
@@ -33,7 +31,11 @@ from ostinato.tasks.conversion.sources import (
     check_side_file,
     open_source,
 )
-from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, choose_template
+from ostinato.tasks.conversion.templates import (
+    MAX_TEMPLATE_BYTES,
+    check_syntax,
+    choose_template,
+)
 
 _MAX_PARTS = 1024  # layers times experts in one tensor
 
@@ -230,13 +232,4 @@ def _check_template(source: PublishedModel) -> None:
             f"{source.place}: the chat template has {len(template)} characters, wanted at most "
             f"{MAX_TEMPLATE_BYTES}"
         )
-    try:
-        template_environment().parse(template)
-    except RecursionError:
-        raise ConfigError(f"{source.place}: the chat template is nested too deep") from None
-    except TemplateSyntaxError as error:
-        raise ConfigError(
-            f"{source.place}: the chat template does not parse, line {error.lineno}: {error.message}"
-        ) from None
-    except ValueError as error:  # such as a number with thousands of digits
-        raise ConfigError(f"{source.place}: the chat template does not parse: {error}") from None
+    check_syntax(f"{source.place}: the chat template", template)

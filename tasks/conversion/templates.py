@@ -113,17 +113,9 @@ def _read(name: str, settings: dict[str, Any], tokenizer: Tokenizer) -> str:
             )
         try:
             text = read_bounded(path, MAX_TEMPLATE_BYTES).decode()
-            template_environment().parse(text)
         except UnicodeDecodeError as error:
             raise ConfigError(f"--chat-template {name} is not UTF-8: {error}") from None
-        except RecursionError:
-            raise ConfigError(f"--chat-template {name} is nested too deep") from None
-        except TemplateSyntaxError as error:
-            raise ConfigError(
-                f"--chat-template {name} does not parse, line {error.lineno}: {error.message}"
-            ) from None
-        except ValueError as error:  # such as a number with thousands of digits
-            raise ConfigError(f"--chat-template {name} does not parse: {error}") from None
+        check_syntax(f"--chat-template {name}", text)
         return text
     if name == PLAIN and not settings.get("eos_token"):
         raise ConfigError(
@@ -134,6 +126,18 @@ def _read(name: str, settings: dict[str, Any], tokenizer: Tokenizer) -> str:
     opening = "{{- bos_token }}" if begin and first == [begin] else ""
     head = f"{CHOSEN} {name} -#}}\n{{%- set opens, names, ends, ends_answer = {form} %}}\n{opening}"
     return head + BODY.read_text(encoding="utf-8")
+
+
+def check_syntax(what: str, template: str) -> None:
+    """Raises ConfigError for a template that does not parse. `what`: its name, for the error."""
+    try:
+        template_environment().parse(template)
+    except RecursionError:
+        raise ConfigError(f"{what} is nested too deep") from None
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"{what} does not parse, line {error.lineno}: {error.message}") from None
+    except ValueError as error:  # such as a number with thousands of digits
+        raise ConfigError(f"{what} does not parse: {error}") from None
 
 
 def _complete_settings(

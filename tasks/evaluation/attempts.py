@@ -1,4 +1,4 @@
-"""Attempts of an evaluation: each attempt number of each problem, exactly once.
+"""Attempts of an evaluation: each attempt number of each problem, exactly once, in one process per shard.
 
 Finished attempts are JSON lines in a file, so that a killed evaluation resumes.
 """
@@ -6,11 +6,15 @@ Finished attempts are JSON lines in a file, so that a killed evaluation resumes.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ostinato.infra.platform.cluster.workspace import Workspace
+from pydantic import BaseModel
+
+from ostinato.infra.platform.cluster.child import run_child
+from ostinato.infra.platform.cluster.workspace import Progress, Workspace
 from ostinato.infra.platform.errors import GradingError, ProblemError
 from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.models.decode.protocol import Priority
@@ -32,6 +36,7 @@ TRAJECTORIES_FILE = "trajectories.jsonl"
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
 OnRow = Callable[[Sequence[AttemptRow]], None]  # gets all finished rows
 CheckEngine = Callable[[], Awaitable[None]]
+Result = TypeVar("Result", bound=BaseModel)
 
 
 def draw_problems(problems: Sequence[Problem], *, count: int, seed: int) -> list[Problem]:
@@ -183,6 +188,37 @@ def shard_of(plan: Sequence[AttemptRequest], *, index: int, count: int) -> list[
     names = list(dict.fromkeys(item.problem.problem_id for item in plan))
     mine = set(names[index::count])
     return [item for item in plan if item.problem.problem_id in mine]
+
+
+def run_shards(
+    entry: str,
+    requests: Sequence[BaseModel],
+    result: type[Result],
+    workspace: Workspace,
+    on_progress: Callable[[Sequence[Progress]], None],
+) -> list[Result]:
+    """Results in the order of the requests, each from its own process in `shardIofN` of the
+    workspace. `on_progress` gets the newest progress of each shard that has reported any.
+    """
+    count = len(requests)
+    newest: dict[int, Progress] = {}
+
+    def run(index: int) -> Result:
+        def listen(progress: Progress) -> None:
+            newest[index] = progress
+            on_progress(list(newest.values()))
+
+        return run_child(
+            entry,
+            requests[index],
+            result,
+            directory=workspace.directory / f"shard{index}of{count}",
+            on_progress=listen,
+            settings=workspace.settings,
+        )
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, range(count)))
 
 
 def report_progress(workspace: Workspace, done: float, total: int, solved: float) -> None:

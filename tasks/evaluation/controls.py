@@ -12,14 +12,19 @@ uses fewer tokens than one attempt of the start, neither policy can afford a sec
 then equal the start, which uses more tokens, and a gain over it counts.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from pydantic import Field
 
 from ostinato.infra.platform.errors import GradingError
-from ostinato.tasks.evaluation.statistics import AttemptRow, cluster_bootstrap, mean, pass_at_k
+from ostinato.tasks.evaluation.statistics import (
+    AttemptRow,
+    cluster_bootstrap,
+    group_by_problem,
+    mean,
+    pass_at_k,
+)
 from ostinato.tasks.records import Metric, StageRecord
 
 CONFIDENCE = 0.95
@@ -70,9 +75,9 @@ def compare_with_controls(
     No gain counts if a policy used up its attempts before these tokens. A policy that cannot afford
     a second attempt equals the start, and a gain over it counts.
     """
-    after = _by_problem(trained)
+    after = group_by_problem(trained)
     checkpoints = {"start": start, **(others or {})}
-    measured = {name: _by_problem(rows) for name, rows in checkpoints.items()}
+    measured = {name: group_by_problem(rows) for name, rows in checkpoints.items()}
     for name, tried in measured.items():
         if tried.keys() != after.keys():
             raise GradingError(
@@ -182,10 +187,3 @@ def _measured(
 
 def _solve_rates(by_problem: Mapping[str, Sequence[AttemptRow]]) -> dict[str, float]:
     return {name: mean(row.solved for row in rows) for name, rows in by_problem.items()}
-
-
-def _by_problem(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
-    found: dict[str, list[AttemptRow]] = defaultdict(list)
-    for row in rows:
-        found[row.problem_id].append(row)
-    return dict(sorted(found.items()))

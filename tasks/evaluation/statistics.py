@@ -274,6 +274,14 @@ def paired_difference(
     )
 
 
+def group_by_problem(rows: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
+    """The rows of each problem, ordered by its id."""
+    found: dict[str, list[AttemptRow]] = defaultdict(list)
+    for row in rows:
+        found[row.problem_id].append(row)
+    return dict(sorted(found.items()))
+
+
 def scorecard_from(
     rows: Iterable[AttemptRow],
     *,
@@ -286,12 +294,10 @@ def scorecard_from(
 
     `best_of` is unbiased pass@k, where k is the smallest number of attempts at a problem.
     """
-    by_problem: dict[str, list[AttemptRow]] = defaultdict(list)
-    for row in rows:
-        by_problem[row.problem_id].append(row)
+    by_problem = group_by_problem(rows)
     if not by_problem:
         raise GradingError(f"scorecard of {checkpoint} on {suite}: 0 attempts, wanted at least 1")
-    problems = tuple(_problem_score(name, by_problem[name]) for name in sorted(by_problem))
+    problems = tuple(_problem_score(name, attempts) for name, attempts in by_problem.items())
     k = min(score.attempts for score in problems)
     most = max(score.attempts for score in problems)
     every = [row for attempts in by_problem.values() for row in attempts]

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-from pydantic import ValidationError
 
 from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import read_lines
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT, GatewayConfig, TenantConfig
@@ -129,7 +129,8 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
     ]
     servers = {name: TestServer(repository) for name, repository in repositories.items()}
     journal = workspace.directory / "requests.jsonl"
-    settled = _read_settled(journal)
+    # the request of a killed run's incomplete last line is repeated
+    settled = [SimulatedRequest.model_validate(row) for row in read_lines(journal)]
     total = len(user_problems)
 
     def on_request(request: SimulatedRequest) -> None:
@@ -164,17 +165,6 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
             await server.close()
     logger.info("simulated users are done counts=%s", report.counts)
     return report
-
-
-def _read_settled(journal: Path) -> list[SimulatedRequest]:
-    """Requests that were done before a kill. The request of an incomplete last line is repeated."""
-    settled = []
-    for line in journal.read_text().splitlines() if journal.is_file() else []:
-        try:
-            settled.append(SimulatedRequest.model_validate_json(line))
-        except ValidationError:
-            logger.warning("incomplete line in %s", journal)
-    return settled
 
 
 def _broken_files(problem: Problem, repository: PreparedRepository) -> dict[str, str]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,12 +35,6 @@ from ostinato.tasks.evaluation.base_models.config import (
 _CONTEXT_TOKENS = 2048
 
 
-class _Completed(NamedTuple):
-    knowledge: CodeKnowledge
-    tracking: StateTracking
-    tokens_per_second: float
-
-
 def main(request: BaseSelectionRequest, workspace: Workspace) -> BaseMeasures:
     """Measures the loss, then completions through the engine that agents use."""
     configure_logging()
@@ -61,13 +54,15 @@ def main(request: BaseSelectionRequest, workspace: Workspace) -> BaseMeasures:
         min(request.config.window_tokens, checkpoint.spec.max_sequence_tokens),
         lambda done: workspace.progress.update(done, len(token_ids), "tokens of source"),
     )
-    completed = asyncio.run(_complete(request, renderer, checkpoint.spec, texts, workspace))
+    knowledge, tracking, tokens_per_second = asyncio.run(
+        _complete(request, renderer, checkpoint.spec, texts, workspace)
+    )
     return BaseMeasures(
         parameters=num_parameters(checkpoint.spec),
         codebase=codebase,
-        knowledge=completed.knowledge,
-        tracking=completed.tracking,
-        tokens_per_second=completed.tokens_per_second,
+        knowledge=knowledge,
+        tracking=tracking,
+        tokens_per_second=tokens_per_second,
         wall_seconds=time.monotonic() - started_at,
     )
 
@@ -90,7 +85,8 @@ async def _complete(
     spec: ModelSpec,
     texts: list[str],
     workspace: Workspace,
-) -> _Completed:
+) -> tuple[CodeKnowledge, StateTracking, float]:
+    """Results of both tasks, and the tokens per second of the first."""
     config = request.config
     functions = humaneval.read_functions(Path(request.humaneval), config.humaneval_problems)
     files = state_tracking.make_files(
@@ -131,7 +127,7 @@ async def _complete(
         problems=len(functions),
         too_long=sum(answer is None for answer in answers),
     )
-    return _Completed(knowledge, state_tracking.score(files, rebuilt), rate)
+    return knowledge, state_tracking.score(files, rebuilt), rate
 
 
 def _tracking_prompt(file: state_tracking.TrackedFile, renderer: Renderer) -> Prompt:

@@ -61,4 +61,3 @@ class ShardResult(Record):
     """File of a shard's rows."""
 
     rows_path: str
-    attempts: int

@@ -18,6 +18,7 @@ from ostinato.tasks.evaluation.attempts import (
     read_rows,
     read_trajectories,
     report_progress,
+    run_shards,
 )
 from ostinato.tasks.evaluation.checkpoint.records import (
     EvaluationRequest,
@@ -25,7 +26,6 @@ from ostinato.tasks.evaluation.checkpoint.records import (
     ShardRequest,
     ShardResult,
 )
-from ostinato.tasks.evaluation.shards import run_shards
 from ostinato.tasks.evaluation.statistics import scorecard_from
 from ostinato.tasks.records import Scorecard
 

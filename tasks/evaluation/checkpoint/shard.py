@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.agent.endpoint import Endpoint, open_client, probe
+from ostinato.infra.agent.endpoint import open_client, probe
 from ostinato.infra.agent.loop.messages import run_agent_outside
 from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.cluster.workspace import Workspace
@@ -17,7 +17,6 @@ from ostinato.infra.platform.telemetry import configure_logging, fields
 from ostinato.infra.serving.engine.start import load_engine
 from ostinato.tasks.evaluation.attempts import (
     AttemptFunction,
-    CheckEngine,
     plan_of,
     report_progress,
     run_attempts,
@@ -43,7 +42,7 @@ def run_shard(request: ShardRequest, workspace: Workspace) -> ShardResult:
     mine = shard_of(plan, index=request.index, count=request.count)
     rows_path = workspace.directory / ROWS_FILE
     asyncio.run(_run_attempts(request, mine, rows_path, workspace))
-    return ShardResult(rows_path=str(rows_path), attempts=len(mine))
+    return ShardResult(rows_path=str(rows_path))
 
 
 async def _run_attempts(
@@ -53,6 +52,9 @@ async def _run_attempts(
     workspace: Workspace,
 ) -> None:
     evaluation = request.evaluation
+    endpoint = evaluation.endpoint
+    # no check of an engine that runs in this process
+    check = None if endpoint is None else lambda: asyncio.to_thread(probe, endpoint)
     setup = WorkerSetup(
         tokenizer_directory=evaluation.checkpoint_directory,
         problems_directory=evaluation.problems_directory,
@@ -74,16 +76,11 @@ async def _run_attempts(
                 on_row=lambda rows: report_progress(
                     workspace, len(rows), len(plan), sum(row.solved for row in rows)
                 ),
-                check_engine=_check_of(evaluation.endpoint),
+                check_engine=check,
             )
         finally:
             await worker.close()
     logger.info("shard is done %s", fields(index=request.index, attempts=len(plan)))
-
-
-def _check_of(endpoint: Endpoint | None) -> CheckEngine | None:
-    """Check that the endpoint still answers. None: the engine runs in this process."""
-    return None if endpoint is None else lambda: asyncio.to_thread(probe, endpoint)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from ostinato.tasks.evaluation.attempts import (
     draw_problems,
     load_split,
     plan_attempts,
+    run_shards,
     shard_of,
 )
 from ostinato.tasks.evaluation.formats.config import (
@@ -35,7 +36,6 @@ from ostinato.tasks.evaluation.formats.config import (
     FormatTrialShard,
     FormatTrialShardResult,
 )
-from ostinato.tasks.evaluation.shards import run_shards
 from ostinato.tasks.evaluation.statistics import mean
 from ostinato.tasks.records import Split, Trajectory
 from ostinato.tasks.rollout.attempted_problems import choose_attempted

@@ -17,14 +17,17 @@ _KIND_STRENGTH = 8.0  # weight of the overall mean in a cell's expectation, in o
 _OVERALL_STRENGTH = 4.0  # weight of a reward of 0 in the overall mean, in observations
 
 
-class RewardObservation(StageRecord):
-    """One reward and its cell."""
+class DistilledReward(StageRecord):
+    """One interaction's reward, -1..1. The rewards of one feedback are one observation."""
 
+    interaction_id: str
     judged_id: str
-    """interaction whose feedback the reward counts; the rewards of one feedback are one observation"""
+    """interaction whose feedback counts: itself, or a later one of its session (`feedback/sessions.py`)"""
     population: str
     problem_kind: str
     reward: float
+    reason: str = Field(description="name of the largest term by absolute value")
+    terms: dict[str, float] = Field(description="all terms before the sum is clipped to -1..1")
 
 
 class Cell(StageRecord):
@@ -45,15 +48,13 @@ class Baselines(StageRecord):
         """Expected reward of the cell, from earlier cycles only."""
         return _Totals(self).expected((population, problem_kind))
 
-    def absorb(
-        self, observations: Sequence[RewardObservation], config: BaselineConfig
-    ) -> "Baselines":
+    def absorb(self, rewards: Sequence[DistilledReward], config: BaselineConfig) -> "Baselines":
         """Baselines after a cycle: earlier counts are decayed and these observations added."""
         totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for cell in self.cells:
             totals[cell.population, cell.problem_kind][0] += config.decay * cell.weight
             totals[cell.population, cell.problem_kind][1] += config.decay * cell.reward_sum
-        for (population, kind, _), mean in _means(observations).items():
+        for (population, kind, _), mean in _means(rewards).items():
             totals[population, kind][0] += 1
             totals[population, kind][1] += mean
         return Baselines(
@@ -64,18 +65,18 @@ class Baselines(StageRecord):
         )
 
 
-def advantages(observations: Sequence[RewardObservation], baselines: Baselines) -> list[float]:
-    """Reward minus baseline for each observation, parallel to `observations`.
+def advantages(rewards: Sequence[DistilledReward], baselines: Baselines) -> list[float]:
+    """Each reward minus its baseline, parallel to `rewards`.
 
     The baseline counts earlier cycles and the rest of this batch, not the observation itself, nor others that the
     same feedback is about.
     """
     totals = _Totals(baselines)
-    means = _means(observations)
+    means = _means(rewards)
     for (population, kind, _), mean in means.items():
         totals.add((population, kind), 1.0, mean)
     result = []
-    for seen in observations:
+    for seen in rewards:
         cell = (seen.population, seen.problem_kind)
         mean = means[*cell, seen.judged_id]
         totals.add(cell, -1.0, -mean)
@@ -84,12 +85,12 @@ def advantages(observations: Sequence[RewardObservation], baselines: Baselines) 
     return result
 
 
-def _means(observations: Sequence[RewardObservation]) -> dict[tuple[str, str, str], float]:
+def _means(rewards: Sequence[DistilledReward]) -> dict[tuple[str, str, str], float]:
     """Mean reward by population, problem kind and judged interaction."""
-    rewards: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for seen in observations:
-        rewards[seen.population, seen.problem_kind, seen.judged_id].append(seen.reward)
-    return {key: sum(values) / len(values) for key, values in rewards.items()}
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for seen in rewards:
+        found[seen.population, seen.problem_kind, seen.judged_id].append(seen.reward)
+    return {key: sum(values) / len(values) for key, values in found.items()}
 
 
 class _Totals:

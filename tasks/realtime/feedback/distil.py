@@ -13,7 +13,7 @@ from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, EndReason,
 from ostinato.infra.platform.ledger.rows import FeedbackRow
 from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, Signal
 from ostinato.tasks.realtime.config import DistilConfig, FeedbackConfig
-from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
+from ostinato.tasks.realtime.feedback.baseline import Baselines, DistilledReward, advantages
 from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction, latest_signals
 from ostinato.tasks.realtime.feedback.sessions import find_judged
 from ostinato.tasks.records import Sample, StageRecord
@@ -28,19 +28,6 @@ LIMIT_REASONS = frozenset(
     }
 )
 NO_FEEDBACK = "no_feedback"
-
-
-class DistilledReward(StageRecord):
-    """One interaction's reward, -1..1."""
-
-    interaction_id: str
-    judged_id: str
-    """interaction whose feedback counts: itself, or a later one of its session (`feedback/sessions.py`)"""
-    population: str
-    problem_kind: str
-    reward: float
-    reason: str = Field(description="name of the largest term by absolute value")
-    terms: dict[str, float] = Field(description="all terms before the sum is clipped to -1..1")
 
 
 class Distilled(StageRecord):
@@ -88,16 +75,7 @@ def distil(
         distil_reward(interaction, interactions[judged], config.distil)
         for interaction, judged in zip(interactions, find_judged(interactions), strict=True)
     ]
-    observations = [
-        RewardObservation(
-            judged_id=reward.judged_id,
-            population=reward.population,
-            problem_kind=reward.problem_kind,
-            reward=reward.reward,
-        )
-        for reward in rewards
-    ]
-    centred = advantages(observations, baselines)
+    centred = advantages(rewards, baselines)
     samples = tuple(
         Sample(
             sample_id=f"{interaction.interaction_id}/{index}",
@@ -114,7 +92,7 @@ def distil(
     return Distilled(
         samples=samples,
         rewards=tuple(rewards),
-        baselines=baselines.absorb(observations, config.baseline),
+        baselines=baselines.absorb(rewards, config.baseline),
         mean_reward=sum(reward.reward for reward in rewards) / count,
         mean_absolute_advantage=sum(abs(value) for value in centred) / count,
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.tasks.realtime.config import BaselineConfig
-from ostinato.tasks.realtime.feedback.baseline import Baselines, RewardObservation, advantages
+from ostinato.tasks.realtime.feedback.baseline import Baselines, DistilledReward, advantages
 
 CONFIG = BaselineConfig()
 REWARDS = st.lists(
@@ -17,10 +17,16 @@ REWARDS = st.lists(
 )
 
 
-def observed(*rows: tuple[str, str, float]) -> list[RewardObservation]:
+def observed(*rows: tuple[str, str, float]) -> list[DistilledReward]:
     return [
-        RewardObservation(
-            judged_id=str(index), population=row[0], problem_kind=row[1], reward=row[2]
+        DistilledReward(
+            interaction_id=str(index),
+            judged_id=str(index),
+            population=row[0],
+            problem_kind=row[1],
+            reward=row[2],
+            reason="",
+            terms={},
         )
         for index, row in enumerate(rows)
     ]

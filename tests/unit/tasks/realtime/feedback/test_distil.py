@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from ostinato.infra.agent.transcript import CallStatus, EndReason
 from ostinato.infra.serving.gateway.signals import Signal
 from ostinato.tasks.realtime.config import DistilConfig, FeedbackConfig
-from ostinato.tasks.realtime.feedback.baseline import Baselines
-from ostinato.tasks.realtime.feedback.distil import DistilledReward, distil, distil_reward
+from ostinato.tasks.realtime.feedback.baseline import Baselines, DistilledReward
+from ostinato.tasks.realtime.feedback.distil import distil, distil_reward
 from ostinato.tasks.realtime.feedback.interactions import CollectedInteraction
 from tests.unit.tasks.realtime.feedback.interactions import interaction, segment, transcript
 
