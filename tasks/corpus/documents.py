@@ -9,8 +9,7 @@ import xxhash
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import CorpusConfig, FunctionLimits
 from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.repairs.reports import FailureReports
-from ostinato.tasks.corpus.repairs.transcripts import DocumentWriter
+from ostinato.tasks.corpus.repairs.transcripts import DocumentWriter, FailureReports
 from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
 from ostinato.tasks.corpus.source_code.sources import SourceFile
 from ostinato.tasks.problems.breaking.drawn_mutations import draw_mutation

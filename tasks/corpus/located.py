@@ -6,7 +6,7 @@ which would be memorised; here are thousands, each time among other files.
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -106,6 +106,8 @@ def grep_files(files: Mapping[str, str], pattern: str) -> str:
 def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document]:
     """Documents until the budget is spent: every function once, then again in other pools."""
     config = locator.config
+    if not config.budgets.located:
+        return []
     described = [
         _describe(file)
         for file in files
@@ -117,7 +119,8 @@ def make_located(files: Sequence[SourceFile], locator: Locator) -> list[Document
     for number in count():
         num_before = len(documents)
         for pool in draw_pools(described, number, rng):
-            for file, symbol in _shuffled(pool, rng):
+            described_here = [(file, symbol) for file in pool.files for symbol in file.sentences]
+            for file, symbol in rng.sample(described_here, len(described_here)):
                 if left <= 0:
                     return documents
                 document = locator.write(file, symbol, pool, rng)
@@ -141,11 +144,6 @@ def draw_pools(files: Sequence[DescribedFile], number: int, rng: random.Random) 
         ]
     rng.shuffle(pools)
     return pools
-
-
-def _shuffled(pool: FilePool, rng: random.Random) -> Iterator[tuple[DescribedFile, str]]:
-    described = [(file, symbol) for file in pool.files for symbol in file.sentences]
-    yield from rng.sample(described, len(described))
 
 
 def _describe(file: SourceFile) -> DescribedFile:

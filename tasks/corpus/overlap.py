@@ -15,7 +15,7 @@ import numpy as np
 from ostinato.infra.agent.regions import RegionError, open_region
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.corpus.config import AnswerOverlap, NgramOverlap
-from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource
+from ostinato.tasks.corpus.source_code.functions import ProblemSource
 from ostinato.tasks.records import Problem, Split
 
 EVALUATED = (Split.HELD_OUT, Split.HELD_OUT_FUNCTION)

@@ -43,8 +43,12 @@ from ostinato.tasks.corpus.repairs.demonstrations import (
 )
 from ostinato.tasks.corpus.repairs.transcripts import Document, DocumentWriter
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
-from ostinato.tasks.corpus.source_code.functions import CodeFunction, extract_functions
-from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
+from ostinato.tasks.corpus.source_code.functions import (
+    CodeFunction,
+    ProblemSource,
+    extract_functions,
+    read_problem_source,
+)
 from ostinato.tasks.corpus.source_code.sources import (
     SourceFile,
     describe_pins,
@@ -88,9 +92,9 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
     search = SearchService.load(request.search_directory)
     demonstrations = _demonstrate(request, source, renderer, guard, workspace, search)
     progress.update(3, 5, "documents that locate")
-    located = _locate(request, files, renderer, search)
-    conversations = _read_conversations(request, renderer)
-    learned = [*demonstrations.documents, *located, *conversations.train]
+    located = make_located(files, Locator(config, request.harness, renderer, search))
+    conversations, held_out = _read_conversations(request, renderer)
+    learned = [*demonstrations.documents, *located, *conversations]
     write_demonstrations(workspace.directory, learned)
     writer = DocumentWriter(renderer, source.prompt_templates())
 
@@ -103,7 +107,7 @@ def main(request: CorpusRequest, workspace: Workspace) -> CorpusResult:
         "library": make_library(guard.allowed(functions), others, writer, config),
         "repair": make_repairs(functions, maker("repair")),
         "repair_general": make_general_repairs(files, maker("repair_general"), request.limits),
-        CONVERSATIONS: Shard(held_out=[item.token_ids for item in conversations.held_out]),
+        CONVERSATIONS: Shard(held_out=[item.token_ids for item in held_out]),
     }
     progress.update(4, 5, "shards")
     trained = {
@@ -191,19 +195,15 @@ def _demonstrate(
     return asyncio.run(make_demonstrations(problems, source.repositories or {}, settings, report))
 
 
-@dataclass(frozen=True)
-class _ConversationSplit:
-    """A user's own conversations, for training and held out."""
-
-    train: Sequence[Document] = ()
-    held_out: Sequence[Document] = ()
-
-
-def _read_conversations(request: CorpusRequest, renderer: Renderer) -> _ConversationSplit:
-    """Splits the conversations at random: `held_out_share` of them, at least one, are held out."""
+def _read_conversations(
+    request: CorpusRequest, renderer: Renderer
+) -> tuple[Sequence[Document], Sequence[Document]]:
+    """A user's own conversations, for training and held out. `held_out_share` of them, at least one, are drawn at
+    random and held out.
+    """
     config = request.config
     if not config.conversations:
-        return _ConversationSplit()
+        return (), ()
     conversations = read_conversations(Path(config.conversations))
     if len(conversations) < 2:
         raise ConfigError(
@@ -213,18 +213,7 @@ def _read_conversations(request: CorpusRequest, renderer: Renderer) -> _Conversa
     order = random.Random(config.seed).sample(conversations, len(conversations))
     documents = make_documents(order, renderer, request.harness)
     count = max(1, round(len(documents) * config.held_out_share))
-    return _ConversationSplit(documents[count:], documents[:count])
-
-
-def _locate(
-    request: CorpusRequest,
-    files: Sequence[SourceFile],
-    renderer: Renderer,
-    search: SearchService,
-) -> list[Document]:
-    if not request.config.budgets.located:
-        return []
-    return make_located(files, Locator(request.config, request.harness, renderer, search))
+    return documents[count:], documents[:count]
 
 
 def _write_shards(directory: Path, shards: dict[str, Shard]) -> Iterator[ShardStatistics]:

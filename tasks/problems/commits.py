@@ -67,8 +67,8 @@ def mine_commits(source: GitSource, directory: Path, installed: Mapping[str, byt
     `directory`/NAME-COMMIT. `installed`: files of its dependencies.
     """
     mining = Mining()
-    log = _git(
-        source, "log", "-z", "--first-parent", f"--max-count={source.max_commits}",
+    log = run_git(
+        Path(source.path), "log", "-z", "--first-parent", f"--max-count={source.max_commits}",
         "--format=%H%x00%P%x00%an <%ae>%x00%B", source.revision,
     ).decode(errors="replace")  # fmt: skip
     fields = iter(log.split("\0"))  # no commit message contains a zero byte
@@ -238,16 +238,12 @@ def _is_text(content: bytes | None) -> bool:
 
 def _changed(source: GitSource, parent: str, commit: str) -> dict[str, str]:
     """Status letter of each changed Python file, by its path on the import path."""
-    output = _git(source, "diff", "--name-status", "--no-renames", "-z", parent, commit)
-    text = os.fsdecode(output)
+    asked = ("diff", "--name-status", "--no-renames", "-z", parent, commit)
+    text = os.fsdecode(run_git(Path(source.path), *asked))
     fields = text.rstrip("\0").split("\0")
     letters = dict(zip(fields[1::2], fields[0::2], strict=True)) if text else {}
     prefix = f"{source.stripped_prefix}/"
     return {p.removeprefix(prefix): s for p, s in letters.items() if p.endswith(".py")}
-
-
-def _git(source: GitSource, *arguments: str) -> bytes:
-    return run_git(Path(source.path), *arguments)
 
 
 def _is_product(path: str, source: GitSource) -> bool:

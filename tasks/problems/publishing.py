@@ -1,21 +1,21 @@
 """Turns proven candidates into published problems: hides tests, writes prompts, drops leaks and duplicates."""
 
 import ast
+import random
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.infra.platform.syntax import parse_once, parse_python, walk_definitions
-from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan
 from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
 from ostinato.tasks.problems.prompts import choose_level, is_ambiguous, write_prompt
-from ostinato.tasks.problems.proving.hiding import hide_tests
 from ostinato.tasks.problems.proving.judging import TESTED, ProofOutcome, ProofResult
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.selection import Sources
-from ostinato.tasks.records import Problem, Split
+from ostinato.tasks.records import BlockEdit, Problem, Split
 
 # similarity to a function of an evaluation split above which a problem of another split is dropped
 _MAX_DUPLICATE_RATIO = 0.8
@@ -114,6 +114,63 @@ def make_problem(
             "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
         }
     )
+
+
+def hide_tests(
+    failing: Sequence[str], files: Mapping[str, bytes], share: float, seed: str
+) -> tuple[tuple[str, ...], tuple[BlockEdit, ...]]:
+    """Ids and cuts of a share of the failing test functions, drawn by the seed and rounded up. The agent's test
+    files lack them; the verifier has the pristine files.
+
+    Functions that are created while the file is imported cannot be cut out, so they stay.
+    """
+    by_function: dict[str, list[str]] = defaultdict(list)
+    for test in failing:
+        by_function[test.partition("[")[0]].append(test)
+    places = {name: _find_test(name, files) for name in by_function}
+    can_hide = sorted(name for name, place in places.items() if place is not None)
+    random.Random(seed).shuffle(can_hide)
+    chosen = can_hide[: -(-int(share * 1000 * len(by_function)) // 1000)]
+    plan = LinePlan(files)
+    hidden: list[str] = []
+    for name in chosen:
+        place = places[name]
+        assert place is not None
+        path, node = place
+        first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+        plan.replace(
+            path, first, node.end_lineno or node.lineno, _placeholder_body(path, node, files)
+        )
+        hidden += by_function[name]
+    if not plan.parses():
+        return (), ()
+    return tuple(test for test in failing if test in frozenset(hidden)), plan.blocks()
+
+
+def _find_test(name: str, files: Mapping[str, bytes]) -> tuple[str, ast.FunctionDef] | None:
+    path, *parts = name.split("::")
+    if path not in files:
+        return None
+    body: Sequence[ast.stmt] = parse_once(files[path]).body
+    for part in parts[:-1]:
+        classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name == part]
+        if len(classes) != 1:
+            return None
+        body = classes[0].body
+    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == parts[-1]]
+    return (path, found[0]) if len(found) == 1 else None
+
+
+def _placeholder_body(
+    path: str, node: ast.FunctionDef, files: Mapping[str, bytes]
+) -> tuple[str, ...]:
+    """Lines in place of a cut test: `pass` for a method, so that its class is not left empty, else nothing."""
+    for outer in ast.walk(parse_once(files[path])):
+        if isinstance(outer, ast.ClassDef) and any(
+            isinstance(item, ast.FunctionDef) and item.lineno == node.lineno for item in outer.body
+        ):
+            return (" " * node.col_offset + "pass",)
+    return ()
 
 
 def read_docstring(text: str, symbol: str) -> str:

@@ -31,11 +31,11 @@ from ostinato.tasks.corpus.repairs.demonstrator import (
     write_repair,
 )
 from ostinato.tasks.corpus.repairs.locating import LocatingCalls, locate
-from ostinato.tasks.corpus.repairs.reports import FailureReports
 from ostinato.tasks.corpus.repairs.transcripts import (
     FIXED,
     GAVE_UP,
     Document,
+    FailureReports,
     RepairScript,
     draw_plan,
     edit_call,

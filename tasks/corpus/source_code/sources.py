@@ -6,7 +6,7 @@ import shutil
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path, PurePath, PurePosixPath
@@ -91,7 +91,7 @@ def read_source(
         case "git":
             repository, commit = open_commit(source, pin, settings)
             name = source.name or PurePath(source.path.rpartition(":")[2]).name.removesuffix(".git")
-            for path, content in read_commit(repository, commit, _is_wanted, dropped):
+            for path, content in read_commit(repository, commit, dropped):
                 yield from _make_file(name, path, content, source.licence or "unknown")
         case "jsonl" | "parquet":
             for stem, row in read_rows(source, pin, settings):
@@ -190,20 +190,17 @@ def open_commit(source: CodeSource, revision: str, settings: Settings) -> tuple[
 
 
 def read_commit(
-    repository: Path,
-    commit: str,
-    is_wanted: Callable[[PurePosixPath, int], bool],
-    dropped: Counter[str],
+    repository: Path, commit: str, dropped: Counter[str]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields paths and contents in the order of a directory source. `is_wanted` gets a path and its
-    size in bytes. Submodules and pointers to large files are counted in `dropped`.
+    """Yields paths and contents in the order of a directory source. Submodules and pointers to large
+    files are counted in `dropped`.
     """
     keys: dict[PurePosixPath, str] = {}
     for entry in list_tree(repository, commit):
         path = PurePosixPath(entry.path)
         if entry.kind != "blob":
             dropped[SUBMODULE] += 1
-        elif not entry.is_link and is_wanted(path, entry.num_bytes):
+        elif not entry.is_link and _is_wanted(path, entry.num_bytes):
             keys[path] = entry.key
     paths = sorted(keys)
     for start in range(0, len(paths), _BLOBS_AT_ONCE):

@@ -8,7 +8,6 @@ import ast
 import asyncio
 import random
 import re
-import statistics
 import tempfile
 import time
 import uuid
@@ -212,10 +211,10 @@ class ProblemFindings:
     """Findings on one problem and measured times, collected during the checks."""
 
     found: dict[Reason, list[str]] = field(default_factory=lambda: defaultdict(list))
-    verdicts: list[float] = field(default_factory=list)
+    verdicts: list[float] = field(default_factory=list)  # seconds of each test run
     step_seconds: float | None = None
     start_seconds: float | None = None
-    trials: list[float] = field(default_factory=list)
+    trials: list[float] = field(default_factory=list)  # seconds of each verdict on a right fix
     hacks: dict[str, Defence] = field(default_factory=dict)
     fixes: dict[str, Defence] = field(default_factory=dict)
 
@@ -245,16 +244,6 @@ class ProblemFindings:
             Finding(reason=reason, detail=name_some(details))
             for reason, details in sorted(self.found.items())
         )
-
-    @property
-    def verdict_seconds(self) -> float | None:
-        """Median time of the test runs. None: no test ran."""
-        return statistics.median(self.verdicts) if self.verdicts else None
-
-    @property
-    def trial_seconds(self) -> float | None:
-        """Median time of the verdicts on right fixes. None: there was no verdict."""
-        return statistics.median(self.trials) if self.trials else None
 
 
 def find_leaks(problem: Problem, check: LeakCheck) -> list[tuple[Reason, str]]:

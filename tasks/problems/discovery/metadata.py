@@ -65,7 +65,7 @@ def read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
 
 
 def _read_metadata(files: Mapping[str, bytes], fallback_name: str) -> Metadata:
-    project = _toml(files, "pyproject.toml")
+    project = parse_toml("pyproject.toml", files.get("pyproject.toml", b""), ProblemError)
     setup, tox, _ = (_ini(files, name) for name in ("setup.cfg", "tox.ini", "pytest.ini"))
     program = read_setup_call(files.get("setup.py", b""))
     info = BytesParser().parsebytes(files.get("PKG-INFO", b""), headersonly=True)
@@ -119,10 +119,6 @@ def _requires_txt(files: Mapping[str, bytes]) -> list[str]:
                 elif line.strip():
                     found.append(line + extra)
     return found
-
-
-def _toml(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    return parse_toml(name, files.get(name, b""), ProblemError)
 
 
 def _ini(files: Mapping[str, bytes], name: str) -> configparser.ConfigParser:

@@ -29,7 +29,8 @@ def main(request: EnvironmentsRequest, workspace: Workspace) -> EnvironmentsResu
     target = workspace.directory / "problems"
     shutil.rmtree(target, ignore_errors=True)
     source = Path(request.problems_directory)
-    shutil.copytree(source, target, copy_function=os.link, ignore=_ignore_problems)
+    ignored = shutil.ignore_patterns(PROBLEMS_FILE)
+    shutil.copytree(source, target, copy_function=os.link, ignore=ignored)
     lines = (source / PROBLEMS_FILE).read_text()
     added: dict[str, int] = {}
     for name, config in request.environments.items():
@@ -100,7 +101,3 @@ def _draw_new(
         f"environment {name!r} drew {len(drawn)} different problems and then only these "
         f"{MAX_REPEATS} times in a row, wanted more: lower train and held_out of [environments.{name}]"
     )
-
-
-def _ignore_problems(directory: str, names: list[str]) -> list[str]:
-    return [PROBLEMS_FILE] if PROBLEMS_FILE in names else []

@@ -298,7 +298,8 @@ async def _try_cheats(
     without_tests |= dict.fromkeys(filter(repository.is_test, repository.files))
     if repository.keep_editable(without_tests) != repository.keep_editable(files):
         return ProofOutcome.CHEATED
-    if not _is_drawn(candidate, "cheat", under_test.rules.cheater_share):
+    drawn = random.Random(f"cheat {candidate.candidate_id}").random()
+    if drawn >= under_test.rules.cheater_share:
         return ProofOutcome.PROVEN
     skipping = {path: _SKIP_EVERYTHING + content for path, content in files.items()}
     limit_seconds = under_test.rules.time_limit_seconds
@@ -328,10 +329,6 @@ async def _refuse_right_fix(problem: Problem, under_test: RepositoryUnderTest) -
     except Exception as error:  # noqa: BLE001 - a fault that fails every attempt ends no build
         verdict = fail_for_fault(problem, error)
     return "" if verdict.passed else verdict.detail
-
-
-def _is_drawn(candidate: Candidate, purpose: str, share: float) -> bool:
-    return random.Random(f"{purpose} {candidate.candidate_id}").random() < share
 
 
 def _refuse(report: TestReport) -> ProofOutcome | None:

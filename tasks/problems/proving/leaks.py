@@ -25,7 +25,6 @@ from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.definitions import read_names
 from ostinato.tasks.problems.config import Kind
-from ostinato.tasks.problems.proving.hiding import function_names
 from ostinato.tasks.records import Problem
 
 _WORD = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")
@@ -113,7 +112,8 @@ class LeakCheck:
                     leaks.add(Leak("removed lines", "standard library"))
         for name in _own_names(problem, self._name_counts):
             leaks |= {Leak(f"name {name}", path) for path in places_of(name.encode())}
-        for name in function_names(problem.hidden_tests):
+        hidden = {test.partition("[")[0].rpartition("::")[2] for test in problem.hidden_tests}
+        for name in hidden:
             if self._name_counts[name] == 1:  # otherwise another test of that name may be found
                 leaks |= {Leak(f"hidden test {name}", path) for path in places_of(name.encode())}
         return tuple(sorted(leaks))

@@ -17,17 +17,20 @@ from ostinato.tasks.corpus.config import CorpusConfig, DemonstrationConfig
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.documents import RepairMaker, draw_from
 from ostinato.tasks.corpus.repairs.demonstrator import Demonstrator, repair
-from ostinato.tasks.corpus.repairs.reports import FailureReports
 from ostinato.tasks.corpus.repairs.transcripts import (
     DocumentWriter,
+    FailureReports,
     Plan,
     RepairScript,
     edit_call,
     place_of,
 )
 from ostinato.tasks.corpus.source_code.deduplication import Deduplicator, Novelty
-from ostinato.tasks.corpus.source_code.functions import read_function
-from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
+from ostinato.tasks.corpus.source_code.functions import (
+    ProblemSource,
+    read_function,
+    read_problem_source,
+)
 from ostinato.tasks.problems.breaking.drawn_mutations import draw_mutation
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.unit.tasks.corpus.conftest import MODULE, make_problem

@@ -8,7 +8,7 @@ import pytest
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.corpus.config import NgramOverlap
 from ostinato.tasks.corpus.overlap import NGRAM_WORDS, measure_overlap
-from ostinato.tasks.corpus.source_code.problem_sources import ProblemSource, read_problem_source
+from ostinato.tasks.corpus.source_code.functions import ProblemSource, read_problem_source
 from ostinato.tasks.records import Split
 from tests.unit.tasks.corpus.conftest import MODULE
 

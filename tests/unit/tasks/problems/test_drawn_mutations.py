@@ -7,8 +7,7 @@ import pytest
 
 from ostinato.tasks.corpus.config import DemonstrationConfig, FunctionLimits
 from ostinato.tasks.corpus.decontamination import Guard
-from ostinato.tasks.corpus.repairs.reports import FailureReports
-from ostinato.tasks.corpus.repairs.transcripts import RepairScript, draw_plan
+from ostinato.tasks.corpus.repairs.transcripts import FailureReports, RepairScript, draw_plan
 from ostinato.tasks.corpus.source_code.functions import extract_functions, read_function
 from ostinato.tasks.problems.breaking.drawn_mutations import draw_mutation
 from tests.unit.tasks.corpus.conftest import BUGS, MODULE, make_problem
