@@ -10,9 +10,8 @@ from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting.run_report import RunArtifacts, show_run
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.disk import refuse_small_disk
-from ostinato.flows.stages.forms import Budget, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Budget, Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.flows.stages.stage import StageContext
 
 
@@ -30,8 +29,8 @@ def agent_training(
         budget_seconds: run time after which RL begins no further step; the recipe's
             reinforcement.budget_seconds when absent.
     """
-    options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)
-    context = StageContext.open(recipe, seed, options)
+    budget = {"reinforcement.budget_seconds": budget_seconds}
+    context = StageContext.open(recipe, seed, options, changes=budget)
     if not context.runs_directory.exists():
         refuse_small_disk(context.recipe, context.settings.home, context.runs_directory)
     problems = problems_for(context, problems, recipe, seed)

@@ -8,12 +8,10 @@ from prefect import flow
 from ostinato.flows.problem_building import problem_building
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_table
-from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.declared import BASE_SELECTION
-from ostinato.flows.stages.forms import CheckpointName, RecipeName, Seed
+from ostinato.flows.stages.forms import CheckpointName, Options, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
@@ -44,8 +42,7 @@ def base_selection(
     if not checkpoints:
         raise ConfigError("checkpoints is empty, wanted one or more, such as checkpoint/smollm2@1")
     context = StageContext.open(recipe, seed, options, may_train=False)
-    known = (context.recipe, context.ledger, context.artifacts)
-    chosen = [checkpoint_named(*known, name) for name in dict.fromkeys(checkpoints)]
+    chosen = [context.checkpoint_named(name) for name in dict.fromkeys(checkpoints)]
     problems = problem_building(recipe, seed, options=context.options)
     measured = [measure(context, problems, checkpoint) for checkpoint in chosen]
     show_bases(

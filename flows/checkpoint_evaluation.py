@@ -11,11 +11,10 @@ from ostinato.flows.commands.run_flow import GATE_FAILED
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting.evaluations import EvaluationReport, note_overlap, show_evaluation
 from ostinato.flows.stages import chain, realtime
-from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named, has_trained
+from ostinato.flows.stages.checkpoints import NEWEST, has_trained
 from ostinato.flows.stages.events import send_evaluation_skipped, send_gate_event
-from ostinato.flows.stages.forms import CheckpointName, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import CheckpointName, Options, ProblemSet, RecipeName, Seed, Suite
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options, Suite
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.artifacts import ArtifactRef
@@ -56,13 +55,12 @@ def checkpoint_evaluation(
     context = StageContext.open(recipe, seed, options, may_train=False)
     if skip_untrained and checkpoint == NEWEST and not has_trained(context.recipe, context.ledger):
         return _skip(context.recipe.name)
-    known = (context.recipe, context.ledger, context.artifacts)
     scored = (
-        checkpoint_named(*known, checkpoint)
+        context.checkpoint_named(checkpoint)
         if endpoint is None
         else chain.endpoint_artifact(context, endpoint)
     )
-    other = checkpoint_named(*known, against) if against else realtime.champion_of(context)
+    other = context.checkpoint_named(against) if against else realtime.champion_of(context)
     problems = problems_for(context, problems, recipe, seed)
     cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
     notes = [note_overlap(context, scored, problems, split) for split in suite.splits]

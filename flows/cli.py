@@ -28,15 +28,14 @@ from ostinato.flows.commands.launching import (
     make_options,
 )
 from ostinato.flows.commands.problem_sets import certify, problem_sets
-from ostinato.flows.commands.recipe_commands import recipes
-from ostinato.flows.commands.trying import try_formats
+from ostinato.flows.commands.recipe_commands import recipes, try_formats
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.recipe import is_reference, load_recipe
 from ostinato.flows.stages import lineage
 from ostinato.flows.stages.checkpoints import refuse_unknown
 from ostinato.flows.stages.console import as_printable, open_console, print_error, say
-from ostinato.flows.stages.run_options import Suite
+from ostinato.flows.stages.forms import Suite
 from ostinato.flows.stages.server_access import LOGIN_FILE
 from ostinato.infra.agent.endpoint import Endpoint, probe
 from ostinato.infra.platform.cluster.child_main import load_entry
@@ -102,7 +101,7 @@ def run(
     parameters = {} if data is None else {"data": str(data.resolve())}
     options = make_options(settings, keep, rebuild)
     result = launch_flow(name, recipe, seed, options, parameters)
-    return CommandResult({"flow": name, "result": result}, lambda: None)
+    return CommandResult({"flow": name, "result": result})
 
 
 @app.command()
@@ -117,7 +116,7 @@ def demo(
     """Runs the whole chain. Run it again and it continues where it stopped."""
     options = make_options(settings, keep, rebuild)
     report = launch_flow("agent_training", recipe, seed, options)
-    return CommandResult({"flow": "agent_training", "result": report}, lambda: None)
+    return CommandResult({"flow": "agent_training", "result": report})
 
 
 @app.command()
@@ -193,7 +192,7 @@ def compare_bases(
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     refuse_unknown(load_settings(), loaded, checkpoints)
     measures = launch_flow("base_selection", recipe, seed, options, {"checkpoints": checkpoints})
-    return CommandResult({"flow": "base_selection", "result": measures}, lambda: None)
+    return CommandResult({"flow": "base_selection", "result": measures})
 
 
 def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoint | None:
@@ -307,7 +306,7 @@ def export_command(
         load_entry(REGISTER_EXPORT)(load_settings(), reference, directory)
     files = sorted(path.name for path in directory.iterdir())
     value = {"source": reference, "directory": directory.resolve(), "files": files}
-    return CommandResult(value, lambda: None)
+    return CommandResult(value)
 
 
 @app.command()

@@ -5,9 +5,8 @@ from prefect import flow
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 

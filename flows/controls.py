@@ -13,9 +13,8 @@ from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting.evaluations import read_rows, show_controls
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.console import say
-from ostinato.flows.stages.forms import RecipeName, Seed
+from ostinato.flows.stages.forms import Options, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls

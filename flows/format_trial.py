@@ -8,12 +8,10 @@ from prefect import flow
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_markdown, show_table
-from ostinato.flows.stages.checkpoints import checkpoint_named
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.declared import FORMAT_TRIAL
-from ostinato.flows.stages.forms import CheckpointName, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import CheckpointName, Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.config import EditForm
 from ostinato.infra.agent.dialects.published.choice import read_choice
@@ -57,7 +55,7 @@ def format_trial(
             f"dialects is {', '.join(dialects)} with harness.program {harness.program!r}, wanted none: a program "
             "has one form of its own"
         )
-    chosen = checkpoint_named(context.recipe, context.ledger, context.artifacts, checkpoint)
+    chosen = context.checkpoint_named(checkpoint)
     directory = context.directory_of(chosen)
     if not chain.is_imported(directory):
         raise ConfigError(

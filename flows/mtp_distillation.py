@@ -6,9 +6,8 @@ from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Checkpoint, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Checkpoint, Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 

@@ -4,9 +4,8 @@ from prefect import flow
 
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import RecipeName, Seed
+from ostinato.flows.stages.forms import Options, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ProblemError

@@ -8,10 +8,9 @@ from ostinato.flows.commands.run_flow import GATE_FAILED
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.artifacts import show_markdown
-from ostinato.flows.stages.checkpoints import NEWEST, checkpoint_named
-from ostinato.flows.stages.forms import CheckpointName, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.checkpoints import NEWEST
+from ostinato.flows.stages.forms import CheckpointName, Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options
 from ostinato.flows.stages.stage import StageContext
 from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome
 
@@ -33,7 +32,7 @@ def promotion(
         directly: serves all users at once, without the recipe's canary.
     """
     context = StageContext.open(recipe, seed, options, may_train=False)
-    offered = checkpoint_named(context.recipe, context.ledger, context.artifacts, checkpoint)
+    offered = context.checkpoint_named(checkpoint)
     problems = problems_for(context, problems, recipe, seed)
     report = realtime.offer(context, problems, offered, directly=directly)
     text = (

@@ -6,9 +6,8 @@ from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import realtime
-from ostinato.flows.stages.forms import Budget, Checkpoint, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Budget, Checkpoint, Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.flows.stages.stage import StageContext
 
 
@@ -28,8 +27,8 @@ def realtime_cycle(
             trains on less; the recipe's cycle.deadline_seconds when absent.
         trained: checkpoint first offered to the recipe's serving line; made when absent.
     """
-    options = (options or RunOptions()).with_setting("cycle.deadline_seconds", budget_seconds)
-    context = StageContext.open(recipe, seed, options)
+    budget = {"cycle.deadline_seconds": budget_seconds}
+    context = StageContext.open(recipe, seed, options, changes=budget)
     realtime.serving_line(context)  # a recipe without a line fails here, before anything is trained
     problems = problems_for(context, problems, recipe, seed)
     trained = context.checkpoint(trained) or reinforcement(

@@ -6,9 +6,8 @@ from ostinato.flows.mtp_distillation import mtp_distillation
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting import showing
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.forms import Budget, Checkpoint, ProblemSet, RecipeName, Seed
+from ostinato.flows.stages.forms import Budget, Checkpoint, Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 
@@ -29,8 +28,8 @@ def reinforcement(
         budget_seconds: run time after which no further step begins; the recipe's
             reinforcement.budget_seconds when absent.
     """
-    options = (options or RunOptions()).with_setting("reinforcement.budget_seconds", budget_seconds)
-    context = StageContext.open(recipe, seed, options)
+    budget = {"reinforcement.budget_seconds": budget_seconds}
+    context = StageContext.open(recipe, seed, options, changes=budget)
     problems = problems_for(context, problems, recipe, seed)
     start = context.checkpoint(start) or mtp_distillation(
         recipe, seed, problems, options=context.options

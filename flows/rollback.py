@@ -5,9 +5,8 @@ from prefect import flow
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.artifacts import show_markdown
 from ostinato.flows.stages.checkpoints import CHAMPION, line_of
-from ostinato.flows.stages.forms import CheckpointName, RecipeName
+from ostinato.flows.stages.forms import CheckpointName, Options, RecipeName, RunOptions
 from ostinato.flows.stages.naming import run_name
-from ostinato.flows.stages.run_options import Options, RunOptions
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.realtime.promotion.serving_line import PromotionReport

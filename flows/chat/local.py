@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ostinato.flows.chat.session import ChatModel
 from ostinato.flows.stages import chain, realtime
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.models.rendering import load_renderer

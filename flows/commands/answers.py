@@ -27,7 +27,7 @@ class CommandResult:
     """Result of a command."""
 
     value: Any  # records or JSON values
-    show: Callable[[], None]  # prints the result for a person
+    show: Callable[[], None] = lambda: None  # prints the result for a person
     exit_code: int = 0
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.processes import live_owners
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.ledger import Ledger, open_ledger
+from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.settings import Settings, load_settings
 
@@ -35,7 +34,7 @@ def show(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
 ) -> CommandResult:
     """Lists the cycles of the line, oldest first: window, initial checkpoint, outcome."""
-    with _ledger(load_settings()) as ledger:
+    with contextlib.closing(open_ledger(load_settings())) as ledger:
         rows = ledger.cycles.history(_line(recipe, line, settings))
 
     def print_rows() -> None:
@@ -81,7 +80,7 @@ def roll_back(
     name = _line(recipe, line, overrides)
     settings = load_settings()
     local_prefect.use_own_server(settings)
-    with _ledger(settings) as ledger:
+    with contextlib.closing(open_ledger(settings)) as ledger:
         report = load_entry(ROLL_BACK)(ledger, name, None, reason)
     text = f"{name}: {report.candidate} withdrawn, {report.champion} serves"
     return CommandResult(report, lambda: typer.echo(text))
@@ -89,7 +88,7 @@ def roll_back(
 
 def _end(line: str, outcome: str | None) -> CommandResult:
     settings = load_settings()
-    with _ledger(settings) as ledger:
+    with contextlib.closing(open_ledger(settings)) as ledger:
         cycle = ledger.cycles.open_cycle(line)
         if cycle is None:
             raise ConfigError(f"serving line {line!r} has no open cycle, wanted one")
@@ -119,9 +118,3 @@ def _line(recipe: str, line: str | None, overrides: list[str] | None) -> str:
     if found is None:
         raise ConfigError(f"recipe {recipe!r} has no serving line, wanted --line NAME")
     return found
-
-
-@contextlib.contextmanager
-def _ledger(settings: Settings) -> Iterator[Ledger]:
-    with contextlib.closing(open_ledger(settings)) as ledger:
-        yield ledger

@@ -14,7 +14,7 @@ from rich.console import Console
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.recipe import base_directory, load_recipe
 from ostinato.flows.stages.console import say
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings

@@ -57,7 +57,7 @@ def problems_from(
         path = write(load_settings(), place, name, extends, clones)
         built = launch_flow("problem_building", str(path), None, make_options(None, None, None))
         say(f"next: `ostinato run reinforcement --recipe {path}`")
-        return CommandResult({"recipe": path, "problems": built}, lambda: None)
+        return CommandResult({"recipe": path, "problems": built})
     if clones is not None:
         raise ConfigError(f"--clones {clones} with {place}, wanted it with SWE-bench instances")
     write = load_entry(f"{RECIPES}:write_recipe")
@@ -68,7 +68,7 @@ def problems_from(
     say(
         f"next: `ostinato demo --recipe {path}`, or copy its table [[problems.repositories]] into another recipe"
     )
-    return CommandResult({"recipe": path, "problems": built}, lambda: None)
+    return CommandResult({"recipe": path, "problems": built})
 
 
 @problem_sets.command("export")
@@ -164,4 +164,4 @@ def certify(
         except KeyboardInterrupt:
             say("stopped; the same command continues from here")
             raise typer.Exit(130) from None
-    return CommandResult(signed, lambda: None, 1 if signed.certificate.counts else 0)
+    return CommandResult(signed, exit_code=1 if signed.certificate.counts else 0)

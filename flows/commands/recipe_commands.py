@@ -1,4 +1,6 @@
-"""`ostinato recipe`: the shipped recipes and their settings."""
+"""`ostinato recipe`: the shipped recipes and their settings. `ostinato try`: the tool-call dialect and edit form that a
+recipe for an imported model should name.
+"""
 
 from typing import Annotated
 
@@ -6,9 +8,19 @@ import typer
 from rich.console import Console
 
 from ostinato.flows.commands.answers import CommandResult, answering
-from ostinato.flows.commands.launching import SeedOption, SetOption
+from ostinato.flows.commands.launching import (
+    RecipeOption,
+    SeedOption,
+    SetOption,
+    launch_flow,
+    make_options,
+)
 from ostinato.flows.recipe import load_recipe, recipe_names
 from ostinato.flows.recipe_text import describe_recipe
+from ostinato.flows.stages.checkpoints import refuse_unknown
+from ostinato.infra.agent.extensions import DIALECTS
+from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.settings import load_settings
 
 recipes = typer.Typer(no_args_is_help=True, help="Shipped recipes and their settings.")
 
@@ -40,3 +52,33 @@ def show_recipe(
         Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
 
     return CommandResult(loaded, show)
+
+
+@answering
+def try_formats(
+    checkpoint: Annotated[
+        str, typer.Argument(help="an imported model, or one trained from it: kind/name@version")
+    ],
+    dialects: Annotated[
+        list[str] | None,
+        typer.Option("--dialect", help="one more tool-call dialect to try; repeatable"),
+    ] = None,
+    problems: Annotated[
+        int | None, typer.Option(help="attempts in each format; the recipe's when absent", min=1)
+    ] = None,
+    recipe: RecipeOption = "short_repairs",
+    settings: SetOption = None,
+) -> CommandResult:
+    """Tries the tool-call dialects and edit forms that a model may know, and recommends one. A recipe with a
+    foreign harness program tries that program. Trains nothing.
+    """
+    # There is no --seed option, because with another seed the shipped problems would have to be rebuilt.
+    with boundary(ConfigError, "--dialect"):
+        DIALECTS.refuse_unknown(dialects or ())
+    amount = [] if problems is None else [f"format_trial.problems={problems}"]
+    options = make_options([*(settings or ()), *amount], None, None)
+    loaded = load_recipe(recipe, overrides=options.overrides)
+    refuse_unknown(load_settings(), loaded, [checkpoint])
+    parameters = {"checkpoint": checkpoint, "dialects": dialects or []}
+    result = launch_flow("format_trial", recipe, None, options, parameters)
+    return CommandResult({"flow": "format_trial", "result": result})

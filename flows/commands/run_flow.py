@@ -16,7 +16,7 @@ from pydantic_core import to_json
 
 from ostinato.flows.operating.local_prefect import await_server
 from ostinato.flows.stages.console import print_error, say, watched
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import OstinatoError

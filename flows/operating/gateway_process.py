@@ -9,7 +9,7 @@ import time
 from ostinato.flows.operating.recipe_choice import add_choice, choice_of
 from ostinato.flows.stages import realtime
 from ostinato.flows.stages.console import print_error
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import OstinatoError

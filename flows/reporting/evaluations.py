@@ -19,9 +19,9 @@ from ostinato.flows.reporting.tables import (
     share,
 )
 from ostinato.flows.stages.artifacts import optional, show_image, show_markdown, show_table
+from ostinato.flows.stages.chain import ROWS_FILE, overlap_of
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.curves import figure_png
-from ostinato.flows.stages.scorecards import ROWS_FILE, overlap_of
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import GradingError

@@ -35,8 +35,8 @@ from ostinato.flows.stages.curves import (
     rl_curves,
     seed_curves,
 )
+from ostinato.flows.stages.declared import START_FILE, StageStart
 from ostinato.flows.stages.realtime import CycleReport
-from ostinato.flows.stages.run_options import START_FILE, StageStart
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import read_record

@@ -1,14 +1,17 @@
 """The stages of the chain as functions from a context and parent artifacts to artifacts, each built at most once."""
 
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from ostinato.flows.recipe import Recipe, base_directory, is_reference
 from ostinato.flows.stages import declared
 from ostinato.flows.stages.declared import SUMMARY, Result, one_file
 from ostinato.flows.stages.lineage import SOURCES
-from ostinato.flows.stages.scorecards import SCORECARD_FILE, keep_scorecard, overlap_of
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.published.choice import read_choice
@@ -16,9 +19,12 @@ from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.agent.extensions import COMPACT, FULL
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.ledger.rows import ScorecardRow
 from ostinato.infra.platform.objects import checksum_file
+from ostinato.infra.platform.record import Record
 from ostinato.models.rendering.chat_template import PUBLISHED as PUBLISHED_FILES
 from ostinato.tasks.corpus.config import (
+    AnswerOverlap,
     CorpusConfig,
     CorpusResult,
     DemonstrationConfig,
@@ -34,6 +40,9 @@ from ostinato.tasks.problems.shipped import shipped_checksum
 from ostinato.tasks.records import Scorecard, Split
 
 ENDPOINT_FILE = "endpoint.json"
+SCORECARD_FILE = "scorecard.json"
+ROWS_FILE = "rows.jsonl"  # one line per attempt
+OVERLAP_FILE = "overlap.json"
 # Other people's models have none of our special tokens: calls are plain text, and texts are longer.
 IMPORTED_HARNESS = HarnessConfig(
     dialect=FULL,
@@ -43,6 +52,18 @@ IMPORTED_HARNESS = HarnessConfig(
     read_limit_lines=200,
 )
 IMPORTED_SLOTS = 8  # requests decoded together; each holds the KV cache of a whole context
+
+
+class TrainingOverlap(Record):
+    """Overlap of evaluated problems with text that the checkpoint's stages train on."""
+
+    checkpoint: str
+    problems: str
+    split: Split
+    corpora: dict[str, AnswerOverlap] = Field(
+        description="overlaps by corpus, for corpora of these problems that the checkpoint descends from; empty: "
+        "unknown, as for other people's models"
+    )
 
 
 def base_identity(recipe: Recipe) -> str:
@@ -274,6 +295,49 @@ def evaluation(
         publish=publish,
         **evaluation_fields(context, checkpoint, split),
     )
+
+
+def overlap_of(
+    context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split
+) -> TrainingOverlap:
+    """Overlap of a split's problems with training text, as measured when the checkpoint's corpora were built."""
+    corpora = {
+        str(corpus): found
+        for corpus in context.artifacts.lineage(checkpoint)
+        if corpus.kind == declared.CORPUS.kind
+        and problems in context.artifacts.manifest(corpus).parents
+        for found in result_of(context, corpus, CorpusResult).overlap
+        if found.split is split
+    }
+    return TrainingOverlap(
+        checkpoint=str(checkpoint), problems=str(problems), split=split, corpora=corpora
+    )
+
+
+def keep_scorecard(
+    context: StageContext,
+    checkpoint: ArtifactRef,
+    result: EvaluationResult,
+    overlap: TrainingOverlap,
+    place: Path,
+) -> None:
+    """Adds the scorecard to the ledger and writes the files to publish: the scorecard, a row and a trajectory
+    per attempt, and the problems' overlap with training text.
+    """
+    card = result.scorecard
+    row = ScorecardRow(
+        scorecard_id=card.scorecard_id,
+        checkpoint_id=str(checkpoint),
+        suite=card.suite,
+        payload=card.model_dump(mode="json"),
+        created_at=time.time(),
+    )
+    context.ledger.scorecards.add(row)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / SCORECARD_FILE).write_text(card.model_dump_json())
+    (place / ROWS_FILE).write_text("\n".join(row.model_dump_json() for row in result.rows))
+    (place / OVERLAP_FILE).write_text(overlap.model_dump_json(indent=1))
+    shutil.copy(result.trajectories_path, place)
 
 
 def evaluation_fields(

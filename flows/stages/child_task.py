@@ -133,14 +133,17 @@ def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
 
 
 @task(
+    name="run_stage_child",
     task_run_name="{name}",
     retries=2,
     retry_delay_seconds=exponential_backoff(backoff_factor=2),
     retry_condition_fn=_may_retry,
     cache_policy=NO_CACHE,
 )
-def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) -> dict[str, Any]:
-    """Runs `entry` on the request in a child process. Returns its result as JSON."""
+def run_stage(
+    name: str, entry: str, request: BaseModel, result_type: type[Result], directory: Path
+) -> Result:
+    """Runs `entry` on the request in a child process. Returns its result."""
     logger.info("stage=%s log=%s", name, directory / LOG)
     key, settings = as_key(directory.parent.name, name), load_settings()
     with (
@@ -154,10 +157,10 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
             show(progress)
             begin_tracking()
 
-        result = run_child(
+        return run_child(
             entry,
             request,
-            _AnyResult,
+            result_type,
             directory=directory,
             on_progress=on_progress,
             check=raise_if_cancelled,
@@ -166,15 +169,3 @@ def run_stage_child(name: str, entry: str, request: BaseModel, directory: Path) 
             # A crashed run of a deployment is restarted within minutes and continues with this child.
             outlive_seconds=_CRASH_SECONDS if deployment.id else _COMMAND_SECONDS,
         )
-    return result.model_dump(mode="json")
-
-
-class _AnyResult(BaseModel, extra="allow"):
-    """The result as the child wrote it. `run_stage` validates it as the stage's type."""
-
-
-def run_stage(
-    name: str, entry: str, request: BaseModel, result_type: type[Result], directory: Path
-) -> Result:
-    """Runs a stage as a Prefect task and returns its typed result."""
-    return result_type.model_validate(run_stage_child(name, entry, request, directory))

@@ -129,9 +129,7 @@ def _series_of(
     return steps, tuple(value if math.isfinite(value) else None for value in values)
 
 
-def _solve_rate_interval(
-    rows: Rows,
-) -> dict[str, tuple[_Numbers, _Numbers]]:
+def _solve_rate_interval(rows: Rows) -> dict[str, tuple[_Numbers, _Numbers]]:
     """The band of the sampled solve rate. The sample size is the number of groups, as if all attempts of a group
     were the same, so the band is never too narrow. Empty when a row has no number of groups.
     """
@@ -157,21 +155,14 @@ def evaluation_curves(points: Sequence[EvaluationPoint]) -> list[Curve]:
     steps, averages, bests = zip(*measured, strict=True)
     named = {"average": averages, f"best of {points[0].attempts_per_problem}": bests}
     first = averages[0]
-    return [
-        Curve(
-            key="evaluation",
-            title=f"RL: solve rate of each weight version, {first.count} problems, "
-            f"{first.confidence:.0%} intervals",
-            expected=_MEASURED_EXPECTED,
-            series={
-                name: (steps, tuple(item.mean for item in found)) for name, found in named.items()
-            },
-            intervals={
-                name: (tuple(item.low for item in found), tuple(item.high for item in found))
-                for name, found in named.items()
-            },
-        )
-    ]
+    title = (
+        f"RL: solve rate of each weight version, {first.count} problems, "
+        f"{first.confidence:.0%} intervals"
+    )
+    bands = {
+        name: [(one.mean, one.low, one.high) for one in found] for name, found in named.items()
+    }
+    return [_measured_curve(title, steps, bands)]
 
 
 def measured_curves(rows: Rows) -> list[Curve]:
@@ -179,24 +170,30 @@ def measured_curves(rows: Rows) -> list[Curve]:
     points = {row["evaluation_step"]: row for row in rows if "evaluation_step" in row}
     if not points:
         return []
-    steps = tuple(float(step) for step in points)
-
-    def values(name: str) -> _Numbers:
-        return tuple(float(row[name]) for row in points.values())
-
     metrics = {"average": "evaluation_average", "best": "evaluation_best_of"}
-    return [
-        Curve(
-            key="evaluation",
-            title="RL: solve rate of each weight version so far",
-            expected=_MEASURED_EXPECTED,
-            series={label: (steps, values(name)) for label, name in metrics.items()},
-            intervals={
-                label: (values(f"{name}_low"), values(f"{name}_high"))
-                for label, name in metrics.items()
-            },
-        )
-    ]
+    bands = {
+        label: [
+            (float(row[name]), float(row[f"{name}_low"]), float(row[f"{name}_high"]))
+            for row in points.values()
+        ]
+        for label, name in metrics.items()
+    }
+    title = "RL: solve rate of each weight version so far"
+    return [_measured_curve(title, tuple(float(step) for step in points), bands)]
+
+
+def _measured_curve(
+    title: str, steps: _Numbers, bands: Mapping[str, Sequence[tuple[float, float, float]]]
+) -> Curve:
+    """Plot of measured solve rates. `bands`: mean, low and high at each step, by series."""
+    columns = {name: tuple(zip(*found, strict=True)) for name, found in bands.items()}
+    return Curve(
+        key="evaluation",
+        title=title,
+        expected=_MEASURED_EXPECTED,
+        series={name: (steps, means) for name, (means, _, _) in columns.items()},
+        intervals={name: (low, high) for name, (_, low, high) in columns.items()},
+    )
 
 
 def seed_curves(runs: Mapping[int, Rows]) -> list[Curve]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ostinato.flows.recipe import Recipe
+from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.cluster.workspace import Placed
+from ostinato.infra.platform.record import Record
 from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
 from ostinato.tasks.evaluation.base_models.config import BaseMeasures, BaseSelectionRequest
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
@@ -35,6 +37,7 @@ from ostinato.tasks.realtime.records import CycleTrainingRequest, CycleTrainingR
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
+START_FILE = "stage.json"  # in the run directory of an unfinished stage
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 Result = TypeVar("Result", bound=BaseModel)
 _PLACES = ("_directory", "_path", "run_id")  # endings of fields that hold a place on this machine
@@ -43,6 +46,15 @@ _TABLES: dict[Any, str] = {
     for name, kind in Recipe.model_fields.items()
     if isinstance(kind.annotation, type) and issubclass(kind.annotation, BaseModel)
 }
+
+
+class StageStart(Record):
+    """The identity that an unfinished stage was started with."""
+
+    identity: Identity
+    fingerprint: str
+    began_at: float
+    changed_files: tuple[str, ...] = Field(default=(), description="code that changed since")
 
 
 @dataclass(frozen=True)

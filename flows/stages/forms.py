@@ -1,11 +1,13 @@
-"""Parameters of the flows as Prefect's forms show them: menus, checks, and the sections of a recipe."""
+"""Parameters of the flows as Prefect's forms show them: menus, checks, sections of a recipe, options of a run."""
 
 import functools
 import re
+import time
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
@@ -16,14 +18,19 @@ from pydantic import (
     GetJsonSchemaHandler,
     WithJsonSchema,
     create_model,
+    field_validator,
     model_serializer,
+    model_validator,
 )
 from pydantic_core import core_schema
 
-from ostinato.flows.recipe import Recipe, recipe_names
+from ostinato.flows.recipe import Recipe, load_recipe, recipe_names
 from ostinato.flows.recipe_text import meaning_of
 from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST, PROBLEM_KINDS
+from ostinato.flows.stages.declared import STAGES
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.record import Record
+from ostinato.tasks.records import Split
 
 _UNIONS = (typing.Union, types.UnionType)
 _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
@@ -167,3 +174,81 @@ def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 RecipeChanges = Annotated[TableChanges, CachedSchema(lambda: _changes_of(Recipe))]
+
+
+class Suite(StrEnum):
+    """Held-out problems that an evaluation scores on."""
+
+    MUTATIONS = "held-out-mutations"
+    FUNCTIONS = "held-out-functions"
+    BOTH = "both"
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits of the suite. A gate judges on the first."""
+        mutations, functions = (Split.HELD_OUT,), (Split.HELD_OUT_FUNCTION,)
+        return {
+            Suite.MUTATIONS: mutations,
+            Suite.FUNCTIONS: functions,
+            Suite.BOTH: mutations + functions,
+        }[self]
+
+
+class RunOptions(Record):
+    """Options of one run in addition to its recipe."""
+
+    changes: RecipeChanges = Field(
+        default_factory=TableChanges,
+        title="Changes to the recipe",
+        description="changed settings by section; null removes a table, such as cycle.simulated_users",
+    )
+    overrides: tuple[str, ...] = Field(
+        default=(), title="Overrides", description="section.key=value, as TOML; after the changes"
+    )
+    keep: tuple[str, ...] = Field(
+        default=(),
+        title="Stages to keep",
+        description="stages that use their newest artifact although code changed",
+    )
+    rebuild: tuple[str, ...] = Field(
+        default=(),
+        title="Stages to rebuild",
+        description="stages to build again although nothing changed",
+    )
+    rebuild_since: float | None = Field(
+        default=None,
+        title="Rebuild if older than",
+        description="limits `rebuild` to stages with an artifact older than this (seconds since the epoch)",
+    )
+
+    def recipe_of(self, name: str, seed: int | None = None) -> Recipe:
+        """The recipe with the changes and overrides of this run. ConfigError names the wrong key."""
+        changes = self.changes.model_dump(mode="json")
+        return load_recipe(name, seed=seed, overrides=self.overrides, changes=changes)
+
+    def with_setting(self, key: str, value: float | None) -> "RunOptions":
+        """These options with a setting that overrides all others. Unchanged when the value is None."""
+        if value is None:
+            return self
+        return self.model_copy(update={"overrides": (*self.overrides, f"{key}={value}")})
+
+    @field_validator("keep", "rebuild")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in STAGES:
+                raise ValueError(f"no stage {name!r}, wanted one of {', '.join(STAGES)}")
+        return names
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dated(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("rebuild") and not values.get("rebuild_since"):
+            return {**values, "rebuild_since": time.time()}
+        return values
+
+
+Options = Annotated[
+    Annotated[RunOptions, CachedSchema(lambda: RunOptions)] | None,
+    FieldDescription("overridden settings, stages to keep or to rebuild."),
+]

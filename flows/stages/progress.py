@@ -48,93 +48,84 @@ def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[
     has_bar = console.is_terminal and lines is None
     bar = Bar(*columns, console=console, refresh_per_second=4, disable=not has_bar)
     task = bar.add_task("starting", total=1.0, stage=stage)
-    artifact = _Artifact(key, description)
+    percent = 0.0
     lined_at = float("-inf")
 
     def show(progress: Progress) -> None:
-        nonlocal lined_at
+        nonlocal percent, lined_at
         ratio = min(1.0, progress.done / progress.total) if progress.total > 0 else 0.0
         bar.update(task, completed=ratio, description=progress.message)
-        artifact.percent = 100 * ratio
+        percent = 100 * ratio
         if lines is not None:
             lines.update(progress.done, progress.total, progress.message)
         elif not has_bar and time.monotonic() - lined_at >= _LINE_SECONDS:
             lined_at = time.monotonic()
-            logger.info("stage=%s percent=%.0f %s", stage, 100 * ratio, progress.message)
+            logger.info("stage=%s percent=%.0f %s", stage, percent, progress.message)
 
-    artifact.start()
-    try:
-        with bar:
-            yield show
-    finally:
-        if lines is not None:
-            lines.flush()
-        artifact.is_over.set()
-        artifact.join(_END_SECONDS)
+    artifact_id: Any = None
+    sent = -1.0
 
+    def send() -> None:
+        nonlocal artifact_id, sent
+        now = percent
+        if now == sent:
+            return
+        with optional(key):
+            if artifact_id is None:
+                artifact_id = artifacts.create_progress_artifact(now, key, description)
+            else:
+                artifacts.update_progress_artifact(artifact_id, now)
+            sent = now
 
-class _Artifact(threading.Thread):
-    """Thread that sends progress to the server, so that an unreachable server does not delay the stage."""
-
-    def __init__(self, key: str, description: str) -> None:
-        context = contextvars.copy_context()
-        super().__init__(target=context.run, args=(self._send, key, description), daemon=True)
-        self.percent = 0.0
-        self.is_over = threading.Event()
-
-    def _send(self, key: str, description: str) -> None:
-        artifact_id: Any = None
-        sent, is_over = -1.0, False
-        while not is_over:
-            is_over = self.is_over.wait(_UPDATE_SECONDS)
-            percent = self.percent
-            if percent == sent:
-                continue
-            with optional(key):
-                if artifact_id is None:
-                    artifact_id = artifacts.create_progress_artifact(percent, key, description)
-                else:
-                    artifacts.update_progress_artifact(artifact_id, percent)
-                sent = percent
+    with _repeated(send, _UPDATE_SECONDS):
+        try:
+            with bar:
+                yield show
+        finally:
+            if lines is not None:
+                lines.flush()
 
 
 @contextmanager
 def shown_pictures(stage: str, directory: Path) -> Iterator[None]:
     """Within the block, redraws the metrics of a stage's directory every minute, and once more at the end."""
-    pictures = _Pictures(stage, directory)
-    pictures.start()
+    metrics = directory / METRICS
+    shown: dict[str, UUID] = {}
+    drawn_at = 0  # modification time of the metrics drawn last
+
+    def draw() -> None:
+        nonlocal drawn_at
+        with optional(f"pictures of {stage}"):
+            changed_at = metrics.stat().st_mtime_ns if metrics.exists() else 0
+            if changed_at == drawn_at:
+                return
+            for curve in stage_curves(metrics):
+                key = as_key(directory.parent.name, stage, curve.key)
+                shown[key] = refresh_image(plot_png(curve), key, curve.expected, shown.get(key))
+            drawn_at = changed_at
+
+    with _repeated(draw, PICTURE_SECONDS):
+        yield
+
+
+@contextmanager
+def _repeated(action: Callable[[], None], pause_seconds: float) -> Iterator[None]:
+    """Within the block, a thread calls `action` after each pause, and once more at the end, so that neither a failure
+    nor an unreachable server delays the stage.
+    """
+    is_over = threading.Event()
+
+    def run() -> None:
+        has_ended = False
+        while not has_ended:
+            has_ended = is_over.wait(pause_seconds)
+            action()
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        pictures.is_over.set()
-        pictures.join(_END_SECONDS)
-
-
-class _Pictures(threading.Thread):
-    """Thread that draws the pictures, so that no failure and no unreachable server affects the stage."""
-
-    def __init__(self, stage: str, directory: Path) -> None:
-        context = contextvars.copy_context()
-        super().__init__(target=context.run, args=(self._show,), daemon=True)
-        self.is_over = threading.Event()
-        self._stage, self._directory = stage, directory
-        self._shown: dict[str, UUID] = {}
-        self._drawn_at = 0  # modification time of the metrics drawn last
-
-    def _show(self) -> None:
-        is_over = False
-        while not is_over:
-            is_over = self.is_over.wait(PICTURE_SECONDS)
-            with optional(f"pictures of {self._stage}"):
-                self._refresh(self._directory / METRICS)
-
-    def _refresh(self, metrics: Path) -> None:
-        changed_at = metrics.stat().st_mtime_ns if metrics.exists() else 0
-        if changed_at == self._drawn_at:
-            return
-        for curve in stage_curves(metrics):
-            key = as_key(self._directory.parent.name, self._stage, curve.key)
-            self._shown[key] = refresh_image(
-                plot_png(curve), key, curve.expected, self._shown.get(key)
-            )
-        self._drawn_at = changed_at
+        is_over.set()
+        thread.join(_END_SECONDS)

@@ -99,17 +99,6 @@ def champion_of(context: StageContext) -> ArtifactRef | None:
     return None if champion is None else context.artifacts.get(champion)
 
 
-def judge_against_champion(
-    context: StageContext, problems: ArtifactRef, card: Scorecard
-) -> GateDecision:
-    """The gate's decision on a checkpoint, compared with the line's champion, or with the floor when there is none."""
-    served = champion_of(context)
-    if served is None:
-        return gate_candidate(card, None, context.recipe.cycle.gate)
-    against = chain.evaluate(context, problems, served, Split.HELD_OUT)
-    return judge(serving_line(context), card, against, context.recipe.cycle.gate)
-
-
 def judge(
     line: ServingLine,
     candidate: Scorecard,
@@ -135,7 +124,12 @@ def offer(
     line = serving_line(context)
     _problems_of(context, trained)  # fails for a checkpoint that the gateway could not serve
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
-    decision = judge_against_champion(context, problems, card)
+    served, gate = champion_of(context), context.recipe.cycle.gate
+    if served is None:
+        decision = gate_candidate(card, None, gate)  # compared with the floor
+    else:
+        against = chain.evaluate(context, problems, served, Split.HELD_OUT)
+        decision = judge(line, card, against, gate)
     line.publish_candidate(card, decision)
     return _announce(context, _carry_out(context, line, decision, directly=directly), decision)
 
@@ -190,7 +184,7 @@ def serving_checkpoint(
     if not line.was_offered(str(trained)):
         report = offer(context, problems, trained)
         logger.info("line=%s %s=%s %s", line.name, report.outcome, trained, report.reason)
-    return champion_ref(context) if line.champion() is not None else None
+    return champion_of(context)
 
 
 def champion_ref(context: StageContext, name: str | None = None) -> ArtifactRef:
@@ -278,7 +272,7 @@ def _deployed_model(
 
 def next_cycle_number(context: StageContext) -> int:
     """Number of the line's open cycle, or of the next one when none is open."""
-    cycles, line = context.ledger.cycles, serving_line(context).name
+    cycles, line = context.ledger.cycles, line_of(context.recipe)
     return len(cycles.history(line)) - (cycles.open_cycle(line) is not None)
 
 
@@ -308,7 +302,7 @@ def serve_simulated_users(
 def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
     """The cycle that a killed run left open, else a new one over later interactions. None when these are too few."""
     cycles, feedback = context.ledger.cycles, context.recipe.cycle.feedback
-    line = serving_line(context).name
+    line = line_of(context.recipe)
     known = cycles.open_cycle(line)
     if known is not None:
         return known
@@ -394,8 +388,7 @@ def ship(
     champion: Scorecard,
 ) -> PromotionReport:
     """Gates the cycle's candidate, carries out the decision and closes the cycle. The gate is never skipped."""
-    line = ServingLine(context.ledger, cycle.line, time.time)
-    checks = parity_checks(training)
+    line, checks = serving_line(context, cycle.line), parity_checks(training)
     decision = judge(line, candidate, champion, context.recipe.cycle.gate, checks)
     line.publish_candidate(candidate, decision)
     report = _announce(context, _carry_out(context, line, decision, directly=False), decision)
@@ -410,12 +403,12 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     """Runs one cycle on the recipe's line. A cycle left open by a kill continues with the checkpoint it
     started with, whatever was promoted since, so its window is trained once and promoted once.
     """
-    started = time.monotonic()
-    served = _checkpoint_of_open_cycle(context) or serving_checkpoint(context, problems, trained)
+    started, line = time.monotonic(), line_of(context.recipe)
+    known = context.ledger.cycles.open_cycle(line)
+    served = None if known is None else context.artifacts.get(known.served)
+    served = served or serving_checkpoint(context, problems, trained)
     if served is None:
-        send_cycle_skipped(
-            line_of(context.recipe), "nothing is served: the first checkpoint did not pass the gate"
-        )
+        send_cycle_skipped(line, "nothing is served: the first checkpoint did not pass the gate")
         return CycleReport(cycle_id="", served="", users=None)
     users = serve_simulated_users(context, problems, served)
     champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
@@ -423,23 +416,11 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     cycle = open_cycle(context, served)
     if cycle is None:
         least = context.recipe.cycle.feedback.minimum_interactions
-        send_cycle_skipped(
-            line_of(context.recipe), f"fewer than {least} interactions since the last cycle"
-        )
+        send_cycle_skipped(line, f"fewer than {least} interactions since the last cycle")
     else:
-        report = report.model_copy(
-            update={
-                "cycle_id": cycle.cycle_id,
-                **_learn(context, problems, cycle, served, champion),
-            }
-        )
+        learned = _learn(context, problems, cycle, served, champion)
+        report = report.model_copy(update={"cycle_id": cycle.cycle_id, **learned})
     return report.model_copy(update={"seconds": time.monotonic() - started})
-
-
-def _checkpoint_of_open_cycle(context: StageContext) -> ArtifactRef | None:
-    """The checkpoint of the line's open cycle. None when none is open."""
-    cycle = context.ledger.cycles.open_cycle(serving_line(context).name)
-    return None if cycle is None else context.artifacts.get(cycle.served)
 
 
 def _learn(

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.flows.stages.child_task import run_stage
-from ostinato.flows.stages.declared import STAGES, ChildStage, Result, Stage
+from ostinato.flows.stages.declared import STAGES, START_FILE, ChildStage, Result, Stage, StageStart
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, send_checkpoint_event
-from ostinato.flows.stages.run_options import START_FILE, RunOptions, StageStart
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, Identity, Manifest
 from ostinato.infra.platform.cluster.workspace import PUBLISHED, read_record, replace_text
 from ostinato.infra.platform.code_identity import changed_files, installed_tree
@@ -52,13 +52,16 @@ class StageContext:
         seed: int | None = None,
         options: RunOptions | None = None,
         *,
+        changes: Mapping[str, float | None] | None = None,
         may_train: bool = True,
     ) -> "StageContext":
         """Reads the recipe and opens ledger and object store. Errors name the key or URL. Refuses a recipe
-        with sandboxes that this machine cannot run. `may_train`: whether stages that train may be built,
-        or must already exist.
+        with sandboxes that this machine cannot run. `changes`: settings that override all others, unless
+        None. `may_train`: whether stages that train may be built, or must already exist.
         """
         options = options or RunOptions()
+        for key, value in (changes or {}).items():
+            options = options.with_setting(key, value)
         loaded = options.recipe_of(recipe, seed)
         check_kind(loaded.rollout.sandbox)
         settings = load_settings()
@@ -90,9 +93,11 @@ class StageContext:
         """The checkpoint that a flow was given as an artifact, kind/name@version, `champion` or `newest`.
         None when none was given.
         """
-        if isinstance(given, str):
-            return checkpoint_named(self.recipe, self.ledger, self.artifacts, given)
-        return given
+        return self.checkpoint_named(given) if isinstance(given, str) else given
+
+    def checkpoint_named(self, reference: str) -> ArtifactRef:
+        """The checkpoint of `champion`, `newest` or kind/name@version. ConfigError when it is missing."""
+        return checkpoint_named(self.recipe, self.ledger, self.artifacts, reference)
 
     def run_directory(self, kind: str, identity: str) -> Path:
         """Directory of a stage's work. A stage of the same identity resumes in it."""

@@ -32,7 +32,7 @@ from pydantic import Field
 from ostinato.flows.reporting.evaluations import read_rows as read_attempts
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.declared import CONTROLS, REINFORCEMENT
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import ConfigError

@@ -13,8 +13,8 @@ import pytest
 from ostinato.flows.controls import FINE_TUNING
 from ostinato.flows.operating.local_prefect import prefect_environment, server_service
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.run_options import RunOptions
-from ostinato.flows.stages.scorecards import OVERLAP_FILE, TrainingOverlap
+from ostinato.flows.stages.chain import OVERLAP_FILE, TrainingOverlap
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings

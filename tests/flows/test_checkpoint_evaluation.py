@@ -13,7 +13,7 @@ from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.flows.operating.local_prefect import deployments
 from ostinato.flows.reporting.evaluations import EvaluationReport
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.run_options import RunOptions, Suite
+from ostinato.flows.stages.forms import RunOptions, Suite
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.errors import ConfigError

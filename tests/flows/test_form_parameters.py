@@ -12,7 +12,7 @@ from ostinato.flows.promotion import promotion
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting.evaluations import EvaluationReport
-from ostinato.flows.stages.run_options import RunOptions, Suite
+from ostinato.flows.stages.forms import RunOptions, Suite
 from ostinato.infra.platform.errors import ConfigError
 from tests.fakes.finished_stages import add_checkpoint, add_problems, add_scorecard, open_context
 

@@ -8,7 +8,7 @@ import pytest
 from ostinato.flows.commands.models import import_model
 from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.flows.format_trial import format_trial, formats_to_try
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
 from ostinato.tasks.evaluation.formats.config import FormatTrialResult

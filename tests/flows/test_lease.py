@@ -11,7 +11,7 @@ LEASE_SECONDS = 0.2
 
 
 def test_run_goes_on_when_its_lease_is_gone(prefect_server: None) -> None:
-    assert child_task.run_stage_child.retries == 2  # imported, as every flow imports it
+    assert child_task.run_stage.retries == 2  # imported, as every flow imports it
     began = time.monotonic()
     with flow_engine.maintain_concurrency_lease(
         uuid4(), LEASE_SECONDS, raise_on_lease_renewal_failure=True

@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.flows.commands.run_flow import main as run_flow
 from ostinato.flows.rollback import rollback
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import PromotionRow

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from ostinato.flows.cli import app
 from ostinato.flows.sft import sft
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.checkpoint import load_checkpoint

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -14,51 +14,38 @@ _SAMPLES = 4
 _PAUSE_SECONDS = 0.4
 
 
-@dataclass(frozen=True)
-class _Process:
-    parent: int
-    name: str
-    state: str
-
-
 class ProcessTable:
     """A snapshot of the process table."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, dict[str, Any]] = {}
         self._children: dict[int, list[int]] = {}
         for found in psutil.process_iter(["ppid", "name", "status"]):
-            info = found.info
-            process = _Process(info["ppid"] or 0, info["name"] or "", info["status"] or "")
-            self._processes[found.pid] = process
-            self._children.setdefault(process.parent, []).append(found.pid)
+            self._processes[found.pid] = found.info
+            self._children.setdefault(found.info["ppid"] or 0, []).append(found.pid)
 
     def family(self, pid: int, *, with_boxes: bool = False) -> list[int]:
         """A process and its descendants. Boxes and the processes in them are left out unless `with_boxes`."""
         known = self._processes.get(pid)
-        if known is None or (known.name.startswith(_BOXES) and not with_boxes):
+        if known is None or ((known["name"] or "").startswith(_BOXES) and not with_boxes):
             return []
         below = (self.family(child, with_boxes=with_boxes) for child in self._children.get(pid, ()))
         return [pid, *(member for members in below for member in members)]
 
     def is_any_running(self, pids: Collection[int]) -> bool:
         """Whether any of the processes is running or runnable."""
-        return any(
-            pid in self._processes and self._processes[pid].state == psutil.STATUS_RUNNING
-            for pid in pids
-        )
+        return any(self._state(pid) == psutil.STATUS_RUNNING for pid in pids)
 
     def stopped(self, pids: Collection[int]) -> list[int]:
         """Processes that a signal stopped."""
-        return [
-            pid
-            for pid in pids
-            if pid in self._processes and self._processes[pid].state == psutil.STATUS_STOPPED
-        ]
+        return [pid for pid in pids if self._state(pid) == psutil.STATUS_STOPPED]
 
     def is_live(self, pid: int) -> bool:
         """Whether the process exists and is not a zombie."""
-        return pid in self._processes and self._processes[pid].state != psutil.STATUS_ZOMBIE
+        return pid in self._processes and self._state(pid) != psutil.STATUS_ZOMBIE
+
+    def _state(self, pid: int) -> str | None:
+        return self._processes[pid]["status"] if pid in self._processes else None
 
 
 def say_stopped(pids: Sequence[int]) -> str:

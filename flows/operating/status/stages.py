@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ostinato.flows.operating.status.processes import ProcessTable, are_computing, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, first_line
-from ostinato.flows.stages.run_options import START_FILE, StageStart
+from ostinato.flows.stages.declared import START_FILE, StageStart
 from ostinato.infra.platform.cluster.processes import is_alive, is_elsewhere
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.stage_status import (

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.flows.reporting.evaluations import control_rows
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.scorecards import ROWS_FILE
+from ostinato.flows.stages.chain import ROWS_FILE
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.tasks.evaluation.statistics import AttemptRow

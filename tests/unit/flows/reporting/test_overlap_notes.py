@@ -11,7 +11,7 @@ from ostinato.flows.reporting.evaluations import (
     overlap_rows,
 )
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.scorecards import (
+from ostinato.flows.stages.chain import (
     OVERLAP_FILE,
     ROWS_FILE,
     SCORECARD_FILE,

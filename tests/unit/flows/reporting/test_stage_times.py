@@ -7,7 +7,7 @@ import pytest
 
 from ostinato.flows.reporting.run_report import stage_times
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.run_options import START_FILE, StageStart
+from ostinato.flows.stages.declared import START_FILE, StageStart
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import replace_text

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.stages import chain, stage
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.lineage import SOURCES
-from ostinato.flows.stages.run_options import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings

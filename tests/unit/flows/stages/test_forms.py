@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from ostinato.flows.recipe import load_recipe, recipe_names
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 
 CHANGES: dict[str, Any] = {
     "rollout": {"group_size": 3},

@@ -1,6 +1,7 @@
 """Pictures of a stage under way never reach the stage: not when the server is away, not when they cannot be drawn."""
 
 import logging
+import time
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -27,11 +28,13 @@ def test_what_cannot_be_shown_is_logged_and_tried_again(
     directory = tmp_path / "toy-seed0" / "pretrained-0"
     directory.mkdir(parents=True)
     (directory / METRICS).write_text(f"{line}\n")
-    thread = progress._Pictures("pretraining", directory)
     caplog.set_level(logging.WARNING)
-    for _ in range(2):
-        thread.is_over.set()
-        thread._show()
+    monkeypatch.setattr(progress, "PICTURE_SECONDS", 0.05)
+    deadline = time.monotonic() + 60
+    with shown_pictures("pretraining", directory):
+        while len(tried) < 2 and caplog.text.count("not_shown") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert "not_shown" in caplog.text
     assert tried == (["toy-seed0-pretraining-loss"] * 2 if "two" not in line else [])
 

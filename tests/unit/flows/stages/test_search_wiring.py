@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.flows.stages import chain, stage
 from ostinato.flows.stages.declared import RETRIEVAL
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.models.rendering.chat_template import PUBLISHED

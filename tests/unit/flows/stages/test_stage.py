@@ -9,7 +9,7 @@ from ostinato.flows.operating.status.report import collect
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import stage
 from ostinato.flows.stages.declared import STAGES
-from ostinato.flows.stages.run_options import RunOptions
+from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
 from ostinato.infra.platform.code_identity import SourceTree, changed_files, installed_tree
