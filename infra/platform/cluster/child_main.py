@@ -12,25 +12,27 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
-from ostinato.infra.platform.cluster.device import device_alone
 from ostinato.infra.platform.cluster.processes import (
+    is_alive,
     is_ending,
     kill_session,
     live_owners,
     mark_process,
 )
+from ostinato.infra.platform.cluster.stage_status import BlockedOn, StageStatus
 from ostinato.infra.platform.cluster.workspace import (
     ALONE,
     EXIT_LOCKED,
@@ -40,7 +42,9 @@ from ostinato.infra.platform.cluster.workspace import (
     PROCESS,
     REQUEST,
     RESULT,
+    STATUS,
     Failure,
+    ProcessMark,
     RequestEnvelope,
     ResultEnvelope,
     Workspace,
@@ -56,6 +60,7 @@ from ostinato.infra.platform.errors import (
     is_retryable,
     type_name,
 )
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.telemetry import configure_logging, fields
 
@@ -63,6 +68,7 @@ EXIT_RETRY = 1
 EXIT_NEVER_RETRY = 3
 EXIT_TERMINATED = 143
 _BEAT_SECONDS = 5.0
+_DEVICE_POLL_SECONDS = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -117,11 +123,54 @@ def _run(entry: str, directory: Path, *, alone: bool) -> None:
         seen = envelope.entry if envelope is not None else None
         raise ConfigError(f"{directory / REQUEST} asks for {seen!r}, wanted {entry!r}")
     workspace = Workspace.open(directory, load_settings())
-    with device_alone(workspace) if alone else contextlib.nullcontext():
+    with _device_alone(workspace) if alone else contextlib.nullcontext():
         result = answer_request(envelope, workspace)
     answer = ResultEnvelope(fingerprint=envelope.fingerprint, result=result.model_dump(mode="json"))
     replace_text(directory / RESULT, json.dumps(answer.model_dump(mode="json"), indent=1))
     _logger.info("child is done %s", fields(entry=entry, directory=directory))
+
+
+class Trainer(Record):
+    """The trainer that holds the device: the content of the lock file."""
+
+    process: ProcessMark
+    directory: str
+
+
+@contextlib.contextmanager
+def _device_alone(workspace: Workspace) -> Iterator[None]:
+    """Holds the lock of this machine's device during the block: one trainer at a time, whichever run or deployment
+    started it. Waits for a trainer that holds it, and reports the wait. The trainer process itself holds the lock, so
+    it keeps the lock when it outlives its supervisor, and the kernel releases it however the process ends.
+    """
+    path = workspace.settings.home / f"trainer-{socket.gethostname()}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = Trainer(process=mark_process(os.getpid()), directory=str(workspace.directory))
+    with path.open("a+") as lock:
+        _take_device(lock, path, workspace)
+        lock.truncate(0)
+        lock.write(own.model_dump_json())
+        lock.flush()
+        yield
+
+
+def _take_device(lock: IO[str], path: Path, workspace: Workspace) -> None:
+    since = None
+    while not try_lock(lock):
+        holder = read_record(path, Trainer)  # None: it has just begun
+        other = holder.directory if holder is not None else "another trainer"
+        if since is None:
+            since = time.time()
+            _logger.info("waits for the device %s", fields(held_by=other))
+        if holder is not None and not is_alive(holder.process):
+            kill_session(holder.process)  # processes that a killed trainer left
+        workspace.progress.update(0, 1, f"waits for the device, which {other} has")
+        wait = BlockedOn(what="the device", detail=f"{other} has it", since=since)
+        status = StageStatus(phase="waiting", at=time.time(), waits={"trainer": wait})
+        replace_text(workspace.directory / STATUS, status.model_dump_json())
+        time.sleep(_DEVICE_POLL_SECONDS)
+    if since is not None:
+        (workspace.directory / STATUS).unlink(missing_ok=True)
 
 
 def answer_request(envelope: RequestEnvelope, workspace: Workspace) -> BaseModel:

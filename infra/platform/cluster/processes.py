@@ -43,17 +43,17 @@ def _seconds_after_boot(pid: int) -> float:
 
 
 def _noted_after_boot(mark: ProcessMark) -> float:
-    return mark.started_at - (psutil.boot_time() if mark.booted_at is None else mark.booted_at)
+    return mark.started_at - mark.booted_at
 
 
 def is_elsewhere(mark: ProcessMark) -> bool:
     """Whether the process is on another host, where its state cannot be checked from here."""
-    return mark.host not in ("", _HOST)
+    return mark.host != _HOST
 
 
 def is_alive(mark: ProcessMark) -> bool:
     """Whether this very process, not a later one with its id, runs on this host. A zombie does not."""
-    if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
+    if is_elsewhere(mark) or mark.boot_id != _BOOT_ID:
         return False
     try:
         process = psutil.Process(mark.pid)
@@ -137,7 +137,7 @@ def kill_processes(pids: Iterable[int]) -> None:
 def _session_members(mark: ProcessMark) -> list[int]:
     """Live processes of the session. A session id is not reused while any member lives. A session
     whose members are all older than the mark, or whose leader is newer, is another session."""
-    if is_elsewhere(mark) or mark.boot_id not in ("", _BOOT_ID):
+    if is_elsewhere(mark) or mark.boot_id != _BOOT_ID:
         return []
     members = []
     for process in psutil.process_iter(["pid", "status"]):

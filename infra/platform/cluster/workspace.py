@@ -86,10 +86,9 @@ class ProcessMark(Record):
 
     pid: int
     started_at: float = Field(description="process creation time as the kernel reports it")
-    host: str = Field(default="", description="empty: written before hosts were noted")
-    boot_id: str = Field(default="", description="boot id of the kernel; empty as for the host")
-    booted_at: float | None = None
-    """boot time on the clock that started_at is on; None: on today's clock"""
+    host: str
+    boot_id: str = Field(description="boot id of the kernel")
+    booted_at: float = Field(description="boot time on the clock that started_at is on")
 
 
 class ProgressWriter:

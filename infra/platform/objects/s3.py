@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import fsspec
-from pydantic import Field, SecretStr
 
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.settings import Settings
 
 _CONNECT_TIMEOUT_SECONDS = 3
 _READ_TIMEOUT_SECONDS = 30
@@ -15,29 +14,18 @@ _ATTEMPTS = 2
 _BLOCK_BYTES = 4 << 20  # smallest read from an open object
 
 
-class S3Options(Record):
-    """Connection to the bucket. None leaves the choice to the AWS client."""
-
-    endpoint_url: str | None = Field(
-        default=None, description="address of an S3 protocol server; None: AWS"
-    )
-    region: str | None = None
-    access_key_id: str | None = None
-    secret_access_key: SecretStr | None = None
-
-
 class S3Backend:
     """The `s3://` backend. A put is one PUT, or one multipart upload completed at its end."""
 
-    def __init__(self, bucket: str, prefix: str, options: S3Options) -> None:
+    def __init__(self, bucket: str, prefix: str, settings: Settings) -> None:
         self._base = f"{bucket}/{prefix}".rstrip("/")
-        secret = options.secret_access_key
+        secret = settings.s3_secret_access_key
         self._files = fsspec.filesystem(
             "s3",
-            key=options.access_key_id,
+            key=settings.s3_access_key_id,
             secret=secret.get_secret_value() if secret is not None else None,
-            endpoint_url=options.endpoint_url,
-            client_kwargs={"region_name": options.region} if options.region else {},
+            endpoint_url=settings.s3_endpoint_url,
+            client_kwargs={"region_name": settings.s3_region} if settings.s3_region else {},
             config_kwargs={
                 "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
                 "read_timeout": _READ_TIMEOUT_SECONDS,

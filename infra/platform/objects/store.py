@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.objects.local import LocalBackend, checksum_bytes, checksum_file
-from ostinato.infra.platform.objects.s3 import S3Backend, S3Options
+from ostinato.infra.platform.objects.s3 import S3Backend
 from ostinato.infra.platform.settings import Settings
 
 
@@ -26,9 +26,9 @@ class ObjectStore:
         self._backend = backend
 
     @classmethod
-    def from_url(cls, url: str, s3: S3Options | None = None) -> "ObjectStore":
-        """Open `file:///absolute/path`, or `s3://bucket/prefix` with options. Nothing is contacted
-        yet. The store of an installation is opened by `open_object_store`.
+    def from_url(cls, url: str, settings: Settings | None = None) -> "ObjectStore":
+        """Open `file:///absolute/path`, or `s3://bucket/prefix` with the endpoint and credentials of the settings.
+        Nothing is contacted yet. The store of an installation is opened by `open_object_store`.
         """
         parts = urlsplit(url)
         if parts.query or parts.fragment:
@@ -37,10 +37,10 @@ class ObjectStore:
             )
         if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
             return cls(url, LocalBackend(Path(unquote(parts.path))))
-        if parts.scheme == "s3" and parts.netloc and s3 is None:
-            raise ConfigError(f"object store URL is {url!r} without S3 options, wanted them")
-        if parts.scheme == "s3" and parts.netloc and s3 is not None:
-            return cls(url, S3Backend(parts.netloc, parts.path.strip("/"), s3))
+        if parts.scheme == "s3" and parts.netloc and settings is None:
+            raise ConfigError(f"object store URL is {url!r} without settings, wanted them")
+        if parts.scheme == "s3" and parts.netloc and settings is not None:
+            return cls(url, S3Backend(parts.netloc, parts.path.strip("/"), settings))
         raise ConfigError(
             f"object store URL is {url!r}, wanted file:///absolute/path or s3://bucket/prefix"
         )
@@ -164,12 +164,4 @@ def _explain(error: Exception) -> str:
 
 def open_object_store(settings: Settings, url: str | None = None) -> ObjectStore:
     """The store of the settings, or the store at `url` with the endpoint and credentials of the settings."""
-    return ObjectStore.from_url(
-        url or settings.object_store_url,
-        S3Options(
-            endpoint_url=settings.s3_endpoint_url,
-            region=settings.s3_region,
-            access_key_id=settings.s3_access_key_id,
-            secret_access_key=settings.s3_secret_access_key,
-        ),
-    )
+    return ObjectStore.from_url(url or settings.object_store_url, settings)

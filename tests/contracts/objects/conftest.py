@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.platform.objects.s3 import S3Options
+from ostinato.infra.platform.settings import Settings
 from tests.fakes.storage import BUCKET, s3_server
 
 
 @pytest.fixture(scope="session")
-def s3_options() -> Iterator[S3Options]:
-    with s3_server() as options:
-        yield options
+def s3_settings() -> Iterator[Settings]:
+    with s3_server() as settings:
+        yield settings
 
 
 @pytest.fixture(params=["file", "s3"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "file":
         return ObjectStore.from_url(f"file://{tmp_path}/objects")
-    options = request.getfixturevalue("s3_options")
-    return ObjectStore.from_url(f"s3://{BUCKET}/{tmp_path.name}", options)
+    settings = request.getfixturevalue("s3_settings")
+    return ObjectStore.from_url(f"s3://{BUCKET}/{tmp_path.name}", settings)

@@ -49,14 +49,9 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="module")
 def s3_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    with s3_server() as options:
-        yield Settings(
-            home=tmp_path_factory.mktemp("home"),
-            s3_endpoint_url=options.endpoint_url,
-            s3_region=options.region,
-            s3_access_key_id=options.access_key_id,
-            s3_secret_access_key=options.secret_access_key,
-        )
+    with s3_server() as settings:
+        home = tmp_path_factory.mktemp("home")
+        yield settings.model_copy(update={"home": home, "cache_directory": home / "cache"})
 
 
 def put(settings: Settings, local: Path, key: str) -> str:

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from ostinato.infra.platform.cluster.processes import is_alive, kill_session, mark_process
-from ostinato.infra.platform.cluster.workspace import ProcessMark
 from tests.fakes.processes import is_running
 
 # starts a child that refuses to end, says its id, then waits
@@ -54,7 +53,7 @@ def test_kill_session_ends_orphans_of_a_dead_leader() -> None:
 def test_a_later_process_with_the_same_id_is_left_alone() -> None:
     leader, member = _start_family()
     mark = mark_process(leader.pid)
-    earlier = ProcessMark(pid=leader.pid, started_at=mark.started_at - 100)
+    earlier = mark.model_copy(update={"started_at": mark.started_at - 100})
 
     assert not is_alive(earlier)
     assert kill_session(earlier) == 0
