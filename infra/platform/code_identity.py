@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from types import CodeType
 from typing import NamedTuple
 
 import ostinato
+from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.plugins import VERIFIERS, verifiers_module
 from ostinato.infra.platform.syntax import parse_python
@@ -178,9 +178,7 @@ class FactsCache:
         """Writes the file if there is something new."""
         if self._path is not None and self._is_changed:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(self._known, separators=(",", ":")))
-            part.replace(self._path)
+            replace_text(self._path, json.dumps(self._known, separators=(",", ":")))
             self._is_changed = False
 
 

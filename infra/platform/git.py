@@ -1,6 +1,5 @@
 """Runs git on untrusted repositories without running any program that their configuration names."""
 
-import fcntl
 import hashlib
 import os
 import posixpath
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import locked
 
 _SECONDS = 300
 _MAX_LINKS = 8  # links to links that are followed for one path
@@ -160,8 +160,7 @@ def fetch_newest(url: str, revision: str, repository: Path) -> tuple[str, str]:
 def _locked(repository: Path) -> Iterator[None]:
     """Lets one process at a time change a repository. Removes git's lock files that a killed process left in it."""
     repository.parent.mkdir(parents=True, exist_ok=True)
-    with repository.with_name(f"{repository.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(repository.with_name(f"{repository.name}.lock")):
         for left in repository.rglob("*.lock"):
             left.unlink()
         yield

@@ -80,11 +80,9 @@ def install_packages(
     """Installs Python packages into a folder, from wheels only, so that none of their code runs. ConfigError with
     pip's message on failure.
     """
-    options = () if with_dependencies else ("--no-deps",)
+    options = ("--quiet", *(() if with_dependencies else ("--no-deps",)))
     target = ("--only-binary", ":all:", "--target", str(folder))
-    options = ("--quiet", "--disable-pip-version-check", *options)
-    command = [sys.executable, "-P", "-m", "pip", "install", *options, *target, *requirements]
-    _run_to_end(command, "pip install", _INSTALL_SECONDS)
+    _pip("install", *options, *target, *requirements, seconds=_INSTALL_SECONDS)
 
 
 def install_npm_packages(packages: Sequence[str], folder: Path) -> None:
@@ -113,16 +111,13 @@ def read_pip_settings() -> dict[str, str]:
 @functools.cache
 def default_index() -> str:
     """The index that pip uses when its settings name none. Distributions of Python and mirrors change it."""
-    return _run("-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)").strip()
+    code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    return _run_to_end([sys.executable, "-P", "-c", code], "pip default index", _SECONDS).strip()
 
 
-def _pip(*arguments: str) -> str:
-    return _run("-m", "pip", *arguments, "--disable-pip-version-check")
-
-
-def _run(*arguments: str) -> str:
-    asked = " ".join(arguments[2:3]) or "default index"
-    return _run_to_end([sys.executable, "-P", *arguments], f"pip {asked}", _SECONDS)
+def _pip(command: str, *arguments: str, seconds: int = _SECONDS) -> str:
+    pip = (sys.executable, "-P", "-m", "pip", command, *arguments, "--disable-pip-version-check")
+    return _run_to_end(pip, f"pip {command}", seconds)
 
 
 def _run_to_end(command: Sequence[str], title: str, seconds: int) -> str:
@@ -181,27 +176,22 @@ def fetch_file(
         best = min(found, key=lambda link: (_sha256_of(link) != sha256, _rank(link.filename)))
         wanted = sha256 or _sha256_of(best)
         hashes = {"sha256": [wanted]} if wanted else None
+        ends_at = time.monotonic() + _SECONDS
+
+        def check(link: Link, completed: int, total: int | None) -> None:
+            if completed > _MAX_FILE_BYTES:
+                raise ConfigError(f"{link.redacted} is more than {_MAX_FILE_BYTES} bytes")
+            if time.monotonic() > ends_at:
+                raise ConfigError(f"{link.redacted} did not end in {_SECONDS} s")
+
         try:
-            return download_link(client, best, folder, hashes, _Limits())
+            return download_link(client, best, folder, hashes, check)
         except HashMismatchError as error:
             raise ConfigError(
                 f"{best.redacted} has sha256 {error.actual['sha256']}, wanted {wanted}"
             ) from None
         except (UnpackError, httpx2.HTTPError, OSError) as error:
             raise ConfigError(f"{best.redacted}: {error}") from None
-
-
-class _Limits:
-    """Bounds of size and time of one download."""
-
-    def __init__(self) -> None:
-        self._ends_at = time.monotonic() + _SECONDS
-
-    def __call__(self, link: Link, completed: int, total: int | None) -> None:
-        if completed > _MAX_FILE_BYTES:
-            raise ConfigError(f"{link.redacted} is more than {_MAX_FILE_BYTES} bytes")
-        if time.monotonic() > self._ends_at:
-            raise ConfigError(f"{link.redacted} did not end in {_SECONDS} s")
 
 
 def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:

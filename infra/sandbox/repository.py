@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ConfigDict, Field
 
+from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.folders import is_below, read_folder
 from ostinato.infra.platform.record import Record
@@ -76,10 +77,8 @@ class PreparedRepository(Record):
                 f"repository {self.name}: directory is {self.directory}, wanted .../files"
             )
         fields = self.model_dump(mode="json", exclude={"directory"})
-        target = self.directory.parent / MANIFEST_NAME
-        partial = target.with_suffix(".partial")
-        partial.write_text(json.dumps(fields, indent=1, sort_keys=True))
-        partial.replace(target)
+        manifest = json.dumps(fields, indent=1, sort_keys=True)
+        replace_text(self.directory.parent / MANIFEST_NAME, manifest)
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:

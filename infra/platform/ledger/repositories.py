@@ -7,7 +7,7 @@ The journal of trajectories is in `journal`. Bytes of artifacts lie in the objec
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, or_, select
 
@@ -201,7 +201,10 @@ class PromotionRepository(LedgerRepository):
                 return entries[-1]
             if instead_of not in (None, now):
                 return None
-            return self._add(connection, "promote", line, checkpoint_id, scorecard_id, reason, at)
+            entry = {"checkpoint_id": checkpoint_id, "scorecard_id": scorecard_id}
+            return PROMOTIONS.insert(
+                connection, line=line, action="promote", **entry, reason=reason, at=at
+            )
 
     def roll_back(
         self, line: str, reason: str, at: float, checkpoint_id: str | None = None
@@ -223,34 +226,14 @@ class PromotionRepository(LedgerRepository):
                     f"cannot roll back line {line} from checkpoint {seen}: no champion before it, "
                     "wanted one"
                 )
-            to = active[-2]
-            return self._add(
-                connection, "roll_back", line, to.checkpoint_id, to.scorecard_id, reason, at
+            entry = active[-2].model_dump(include={"checkpoint_id", "scorecard_id"})
+            return PROMOTIONS.insert(
+                connection, line=line, action="roll_back", **entry, reason=reason, at=at
             )
 
     def _entries(self, connection: Connection, line: str) -> list[PromotionRow]:
         is_of_line = PROMOTIONS.c.line == line
         return PROMOTIONS.list(connection, is_of_line, order_by=PROMOTIONS.c.entry_id)
-
-    def _add(
-        self,
-        connection: Connection,
-        action: Literal["promote", "roll_back"],
-        line: str,
-        checkpoint_id: str,
-        scorecard_id: str | None,
-        reason: str,
-        at: float,
-    ) -> PromotionRow:
-        return PROMOTIONS.insert(
-            connection,
-            line=line,
-            action=action,
-            checkpoint_id=checkpoint_id,
-            scorecard_id=scorecard_id,
-            reason=reason,
-            at=at,
-        )
 
 
 def _active(entries: list[PromotionRow]) -> list[PromotionRow]:

@@ -4,15 +4,14 @@ As with trackers, a separate process (`python -m ostinato.infra.platform.trackin
 updates the registry, so that the work neither waits nor fails.
 """
 
-import argparse
 import contextlib
-import fcntl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.infra.platform.artifacts import open_artifacts
+from ostinato.infra.platform.folders import locked
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.settings import Settings, load_settings
@@ -94,44 +93,38 @@ def _start(settings: Settings, *arguments: str) -> None:
         run_in_process(WATCHER, (__name__, *arguments), settings, _TIMEOUT_SECONDS)
 
 
-def main(arguments: list[str]) -> int:
-    """Registers the champion of a line, or an export, in the registries. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog=__name__)
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    kinds.add_parser("champion").add_argument("line")
-    export = kinds.add_parser("export")
-    export.add_argument("checkpoint")
-    export.add_argument("directory")
-    asked = parser.parse_args(arguments)
+def main(kind: str, name: str, directory: str = "") -> None:
+    """Registers the champion of the line `name`, or the export of the checkpoint `name`, in the registries."""
     configure_logging()
     settings = load_settings()
-    with (settings.home / "registries.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the last process to run reads the newest champion
-        found = _find_checkpoint(settings, asked)
+    # the last process to run reads the newest champion
+    with locked(settings.home / "registries.lock"):
+        found = _find_checkpoint(settings, kind, name, directory)
         if found is None:
-            return 0
-        for name in settings.trackers:
-            if name in REGISTRIES.names:
-                registry: ModelRegistry = REGISTRIES.load(name)(settings.home)
-                registry.register(found, CHAMPION if asked.kind == "champion" else None)
-    return 0
+            return
+        for tracker in settings.trackers:
+            if tracker in REGISTRIES.names:
+                registry: ModelRegistry = REGISTRIES.load(tracker)(settings.home)
+                registry.register(found, CHAMPION if kind == "champion" else None)
 
 
-def _find_checkpoint(settings: Settings, asked: argparse.Namespace) -> RegisteredCheckpoint | None:
+def _find_checkpoint(
+    settings: Settings, kind: str, name: str, directory: str
+) -> RegisteredCheckpoint | None:
     """The checkpoint to register. None: the line has no champion."""
     with contextlib.closing(open_ledger(settings)) as ledger:
         artifacts = open_artifacts(settings, ledger)
-        if asked.kind == "export":
-            ref = artifacts.get(asked.checkpoint)
-            tags = {EXPORTED: asked.directory, FINGERPRINT: ref.fingerprint}
+        if kind == "export":
+            ref = artifacts.get(name)
+            tags = {EXPORTED: directory, FINGERPRINT: ref.fingerprint}
             model = f"{PROJECT}-{ref.name}"
-            return RegisteredCheckpoint(model, str(ref), f"file://{asked.directory}", tags)
-        pointer = ledger.promotions.current(asked.line)
+            return RegisteredCheckpoint(model, str(ref), f"file://{directory}", tags)
+        pointer = ledger.promotions.current(name)
         if pointer is None:
             return None
         ref = artifacts.get(pointer.checkpoint_id)
     return RegisteredCheckpoint(
-        model=f"{PROJECT}-{asked.line}",
+        model=f"{PROJECT}-{name}",
         checkpoint=str(ref),
         source=f"{settings.object_store_url.rstrip('/')}/{ref.object_prefix}",
         tags={FINGERPRINT: ref.fingerprint},
@@ -140,4 +133,4 @@ def _find_checkpoint(settings: Settings, asked: argparse.Namespace) -> Registere
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -5,7 +5,6 @@ the work goes on when it fails or hangs. accelerate's trackers make the same few
 processor time and 243 MiB per process) and cannot resume an MLflow run.
 """
 
-import fcntl
 import importlib
 import importlib.util
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.folders import locked
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import dotted
 from ostinato.infra.platform.settings import Settings
@@ -179,8 +179,7 @@ def mlflow_client(home: Path) -> Any:
     mlflow = importlib.import_module("mlflow")
     if not mlflow.environment_variables.MLFLOW_TRACKING_URI.get():
         mlflow.set_tracking_uri(f"sqlite:///{home}/mlflow.db")
-    with (home / "mlflow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # creating the tables in two processes at once fails
+    with locked(home / "mlflow.lock"):  # creating the tables in two processes at once fails
         return mlflow.MlflowClient()
 
 
