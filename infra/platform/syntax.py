@@ -9,7 +9,7 @@ text builds a tree too.
 import ast
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 _construction = threading.Lock()
@@ -48,15 +48,15 @@ def walk_definitions(tree: ast.Module) -> Iterator[tuple[str, Defined]]:
 
     Definitions within an `if` or `try` of a module or class are included, those within a function are not.
     """
-    yield from _walk_body(tree.body, "")
-
-
-def _walk_body(body: Sequence[ast.stmt], scope: str) -> Iterator[tuple[str, Defined]]:
-    for node in body:
+    # a list and no recursion, since each `elif` is an `if` within the one before
+    following: list[tuple[ast.stmt, str]] = [(node, "") for node in reversed(tree.body)]
+    while following:
+        node, scope = following.pop()
+        inner: list[ast.stmt] = []
         if isinstance(node, Defined):
             yield f"{scope}{node.name}", node
             if isinstance(node, ast.ClassDef):
-                yield from _walk_body(node.body, f"{scope}{node.name}.")
+                inner, scope = node.body, f"{scope}{node.name}."
         elif isinstance(node, ast.If | ast.Try):
-            yield from _walk_body(node.body, scope)
-            yield from _walk_body(node.orelse, scope)
+            inner = [*node.body, *node.orelse]
+        following += [(each, scope) for each in reversed(inner)]

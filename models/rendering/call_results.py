@@ -22,12 +22,20 @@ Message = dict[str, Any]
 Show = Callable[[Sequence[Message]], str]
 """Renders messages and the header of a further answer. TemplateError if the template refuses them."""
 
+FindText = Callable[[str], str | None]
+"""The first control text in a text."""
+
 
 class NamedCall(NamedTuple):
     """A call of the last answer, by which a template may name its result."""
 
     name: str
     call_id: str = ""  # empty: the index of the call is used
+
+    def without_texts(self, find: FindText) -> "NamedCall":
+        """The call without a name or an id in which `find` finds a control text, as a model may write one."""
+        kept = ("" if RESULT in text or find(text) is not None else text for text in self)
+        return NamedCall(*kept)
 
 
 def example_call(arguments: Any) -> Message:
@@ -68,11 +76,20 @@ class CallResults:
         ]
         return [{"role": "user", "content": QUESTION}, answer, *shown]
 
-    def before_results(self, calls: Sequence[NamedCall]) -> str:
-        """The template's text up to the end of the answer with the calls."""
-        shown = self.show(self.messages(calls, [RESULT] * len(calls)))
+    def before_results(
+        self, calls: Sequence[NamedCall], find: FindText
+    ) -> tuple[Sequence[NamedCall], str]:
+        """The calls as the template accepts them, and its text up to the end of the answer with them."""
+        calls = [call.without_texts(find) for call in calls]
+        results = [RESULT] * len(calls)
+        try:
+            shown = self.show(self.messages(calls, results))
+        except TemplateError:  # Mistral's templates refuse ids of another length than theirs
+            calls = [NamedCall(call.name) for call in calls]
+            shown = self.show(self.messages(calls, results))
         before = shown[: shown.index(RESULT)]
-        return before[: max(before.rfind(text) + len(text) for text in self.ends if text in before)]
+        end = max(before.rfind(text) + len(text) for text in self.ends if text in before)
+        return calls, before[:end]
 
 
 def find_call_results(show: Show, ends: Sequence[str]) -> CallResults | None:

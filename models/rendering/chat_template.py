@@ -134,8 +134,8 @@ class TemplateRenderer(Renderer):
         """
         form = self._call_results if calls else None
         if form is not None:
-            messages = form.messages(calls, results, note)
-            return self._encode(messages, after=form.before_results(calls))
+            calls, before = form.before_results(calls, self._texts.find)
+            return self._encode(form.messages(calls, results, note), after=before)
         notes = [] if note is None else [{"role": "user", "content": note}]
         messages = [{"role": self._result_role, "content": result} for result in results]
         return self._append(messages + notes)

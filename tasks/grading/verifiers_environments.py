@@ -353,7 +353,7 @@ class _Dialogue:
         dialect = dialect_of(self.config)
         return parse_outside(
             text,
-            dialect.whole_call,
+            dialect.find_calls,
             lambda rest: (
                 dialect.parse(rest, self._tools) if self._tools else ParsedAnswer((), rest)
             ),

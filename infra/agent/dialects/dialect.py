@@ -6,6 +6,7 @@ from functools import cache
 from types import MappingProxyType
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
+from ostinato.infra.agent.dialects.spans import FindCalls, no_calls
 from ostinato.infra.agent.extensions import DIALECTS, TOOLS
 from ostinato.infra.agent.tools.calls import ParsedAnswer
 from ostinato.infra.agent.tools.definition import Tool
@@ -25,8 +26,8 @@ class Dialect:
     tokens, so it gets no system prompt, and results carry no call ids."""
     write: Callable[[str, Mapping[str, str]], str] | None = None
     """A call as a model writes it, for demonstrations. None: there are no demonstrations."""
-    whole_call: str = "(?!)"
-    """Pattern of a whole call of any tool. Thought marks in its arguments do not count as the answer's."""
+    find_calls: FindCalls = no_calls
+    """Whole calls of any tool in a text. Thought marks in their arguments do not count as the answer's."""
     is_published: bool = False
     """Whether published models were trained on the form. The chat template, or a server, then states
     the tools and writes results."""

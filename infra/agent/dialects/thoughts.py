@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ostinato.infra.agent.tools.calls import ParsedAnswer
+from ostinato.infra.agent.dialects.spans import FindCalls, first_of
+from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
+from ostinato.infra.agent.transcript import CallStatus
 from ostinato.models.rendering import Renderer
 
 # from the templates and special tokens of Qwen3, Hermes 3, Seed OSS, MiniMax M3, LongCat and others
@@ -24,7 +26,7 @@ def _not_quoted(marks: str) -> str:
 
 
 _CLOSING = re.compile(_not_quoted(_CLOSES))
-_FIRST_CHARACTERS = re.compile("[<[{`\u25c1]")  # of marks and calls
+_MARK = re.compile(f"(?P<open>{_not_quoted(_OPENS)})|{_not_quoted(_CLOSES)}")
 _LEFT_OPEN = re.compile(rf"(?:{_OPENS})(?!.*(?:{_CLOSES}))", re.DOTALL)
 _MAX_HEADER_TOKENS = 32
 
@@ -37,35 +39,39 @@ class AnswerParts:
     call_at: int | None = None
 
 
-def part_answer(text: str, call: str, *, is_opened: bool) -> AnswerParts:
-    """The parts of a text. `call`: pattern of a whole call. `is_opened`: the prompt opened a thought."""
-    marks = f"(?P<open>{_not_quoted(_OPENS)})|(?P<close>{_not_quoted(_CLOSES)})|(?P<call>{call})"
-    pattern = re.compile(marks, re.DOTALL)
+def part_answer(text: str, find_calls: FindCalls, *, is_opened: bool) -> AnswerParts:
+    """The parts of a text. `is_opened`: the prompt opened a thought."""
+    next_call = first_of(find_calls)(text)
     thoughts: list[tuple[int, int]] = []
     call_at: int | None = None
     begin, position = (0 if is_opened else None), 0
+    mark = _MARK.search(text)
     while True:
         if begin is not None:
             closing = _CLOSING.search(text, position)
             position = len(text) if closing is None else closing.end()
             thoughts.append((begin, position))
-        places = _FIRST_CHARACTERS.finditer(text, position)
-        found = next(filter(None, (pattern.match(text, at.start()) for at in places)), None)
-        if found is None:
+            begin = None
+        if mark is not None and mark.start() < position:
+            mark = _MARK.search(text, position)
+        call = next_call(position)
+        if call is not None and (mark is None or call[0] < mark.start()):
+            position, call_at = call[1], call[0] if call_at is None else call_at
+        elif mark is None:
             return AnswerParts(tuple(thoughts), call_at)
-        position = found.end()
-        begin = found.start() if found.lastgroup == "open" else None
-        if found.lastgroup == "call" and call_at is None:
-            call_at = found.start()
-        if found.lastgroup == "close" and not is_opened:
-            thoughts, call_at = [(0, position)], None
+        else:
+            position = mark.end()
+            if mark["open"] is not None:
+                begin = mark.start()
+            elif not is_opened:
+                thoughts, call_at = [(0, position)], None
 
 
 def parse_outside(
-    text: str, call: str, parse: Callable[[str], ParsedAnswer], *, is_opened: bool
+    text: str, find_calls: FindCalls, parse: Callable[[str], ParsedAnswer], *, is_opened: bool
 ) -> ParsedAnswer:
     """The calls and prose of a text. Thoughts are prose, even if they contain calls."""
-    thoughts = part_answer(text, call, is_opened=is_opened).thoughts
+    thoughts = part_answer(text, find_calls, is_opened=is_opened).thoughts
     if not thoughts:
         return parse(text)
     mark = next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
@@ -79,7 +85,18 @@ def parse_outside(
     prose = first + "".join(
         thought + piece for thought, piece in zip(thought_texts, pieces, strict=False)
     )
-    return replace(parsed, prose=prose)
+    calls = tuple(_without_thought(call, mark) for call in parsed.calls)
+    return replace(parsed, calls=calls, prose=prose)
+
+
+def _without_thought(call: ParsedCall, mark: str) -> ParsedCall:
+    """The call, malformed if a thought stood in it: its text is no argument."""
+    if not any(mark in text for text in (call.tool, *call.arguments, *call.arguments.values())):
+        return call
+    error = "a thought stands in the call, wanted the call alone"
+    return ParsedCall(
+        call.tool.replace(mark, ""), {}, CallStatus.MALFORMED, error, call_id=call.call_id
+    )
 
 
 def opens_thought(renderer: Renderer, token_ids: list[int]) -> bool:

@@ -234,5 +234,5 @@ def call_reader(
         return ParsedAnswer((*edits.calls, *answer.calls), edits.prose)
 
     return lambda text, is_opened: parse_outside(
-        text, dialect.whole_call, parse, is_opened=is_opened
+        text, dialect.find_calls, parse, is_opened=is_opened
     )

@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.compact.places import LISTING_TOOLS, follow_place, tag_places
 from ostinato.infra.agent.dialects.dialect import catalogue_of, dialect_of
-from ostinato.infra.agent.dialects.edits.functions import place_edit
+from ostinato.infra.agent.dialects.edits.functions import place_edits
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolRefusal, ToolTimeout
 from ostinato.infra.agent.regions import RegionError
 from ostinato.infra.agent.tools.calls import ParsedCall
@@ -67,7 +67,7 @@ async def execute_calls(
     """
     calls = _with_ids(calls, turn) if dialect_of(config).is_explained else calls
     if config.edits != "tool":
-        calls = [await place_edit(call, environment, config) for call in calls]
+        calls = await place_edits(calls, environment, config)
     if config.place_tags:  # before any call runs: a tag refers to results that the model has read
         calls = [await follow_place(call, environment) for call in calls]
     tools = {**catalogue_of(config), **environment.tools}

@@ -9,12 +9,14 @@ from collections.abc import Collection
 
 from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.dialects.dialect import Dialect
+from ostinato.infra.agent.dialects.spans import Closings, wrapped_calls
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
 
-WHOLE_CALL = rf"<(?P<tool>{'|'.join(COMPACT_TOOLS)})>.*?</(?P=tool)>"
+FIND_CALLS = wrapped_calls("|".join(COMPACT_TOOLS))
 _OPENING = re.compile(r"<([a-z][a-z0-9_]*)>")
+_CLOSING = re.compile(r"</(?P<tag>[a-z][a-z0-9_]*)>")
 
 
 def parse_answer(text: str, enabled_tools: Collection[str]) -> ParsedAnswer:
@@ -22,24 +24,24 @@ def parse_answer(text: str, enabled_tools: Collection[str]) -> ParsedAnswer:
     calls: list[ParsedCall] = []
     prose: list[str] = []
     position = 0
+    closings = Closings(text, _CLOSING)
     while opening := _OPENING.search(text, position):
         name = opening.group(1)
-        closing = f"</{name}>"
-        end = text.find(closing, opening.end())
-        if end < 0:
+        closing = closings.after(name, opening.end())
+        if closing is None:
             if name not in COMPACT_TOOLS:  # a lone <word> is prose
                 prose.append(text[position : opening.end()])
                 position = opening.end()
                 continue
             prose.append(text[position : opening.start()])
             calls.append(
-                ParsedCall(name, status=CallStatus.MALFORMED, error=f"{closing} is missing")
+                ParsedCall(name, status=CallStatus.MALFORMED, error=f"</{name}> is missing")
             )
             position = len(text)
             break
         prose.append(text[position : opening.start()])
-        calls.append(_parse_call(name, text[opening.end() : end], enabled_tools))
-        position = end + len(closing)
+        calls.append(_parse_call(name, text[opening.end() : closing[0]], enabled_tools))
+        position = closing[1]
     prose.append(text[position:])
     outside = "".join(prose).strip()
     if not calls:
@@ -97,4 +99,4 @@ def _check(tool: Tool, arguments: dict[str, str]) -> str:
     return tool.rule(arguments) if tool.rule is not None else ""
 
 
-DIALECT = Dialect(parse=parse_answer, whole_call=WHOLE_CALL, tools=COMPACT_TOOLS)
+DIALECT = Dialect(parse=parse_answer, find_calls=FIND_CALLS, tools=COMPACT_TOOLS)

@@ -9,27 +9,32 @@ import difflib
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 
 from ostinato.infra.agent.dialects.full.calls import call_from_texts
 from ostinato.infra.agent.regions import find_symbol
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
-from ostinato.infra.agent.tools.definition import Tool
+from ostinato.infra.agent.tools.definition import Tool, Value
 from ostinato.infra.agent.tools.names import DELETE_FILE, EDIT_FILE, WRITE_FILE
 from ostinato.infra.agent.transcript import CallStatus
 from ostinato.infra.platform.diffs import split_lines
 from ostinato.infra.platform.syntax import parse_python, walk_definitions
 
+OVERLOAD = "overload"
+_DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]", re.MULTILINE)
 FUNCTION = "function"  # argument of a call whose place is yet to be found
 _FENCE = re.compile(
-    r"^[ \t]*(?P<fence>`{3,})(?P<info>[^`\n]*)(?:\n|\Z)(?P<body>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|(?P<open>\Z))",
+    r"^[ \t]*(?P<fence>`{3,})(?P<info>[^`\n]*)(?:\n|\Z)(?P<body>.*?)(?:^[ \t]*(?P=fence)`*[ \t\r]*$|(?P<open>\Z))",
     re.DOTALL | re.MULTILINE,
 )
+_MAX_FENCES = 9  # in the texts of one block's functions
 _PYTHON = ("", "py", "python", "python3")
 _SEARCH = re.compile(r"^[ \t]*<{7}[ \t]*SEARCH\b[^\n]*\n", re.MULTILINE)
-_SEARCH_REST = re.compile(
-    r"(?P<old>.*?)^[ \t]*={7}[ \t]*\n(?P<new>.*?)^[ \t]*>{7}[ \t]*REPLACE\b[^\n]*$",
-    re.DOTALL | re.MULTILINE,
-)
+_DIVIDER = re.compile(r"^[ \t]*={7}[ \t\r]*\n", re.MULTILINE)
+_REPLACE = re.compile(r"^[ \t]*>{7}[ \t]*REPLACE\b[^\n]*$", re.MULTILINE)
+_NAME_ALONE = re.compile(r"[ \t`*#]*(\w[\w-]*)[ \t`*]*\r?")  # of a file, such as Makefile
+_ROLE = re.compile(r"^[ \t]*@[\w.]*?\b(setter|deleter|overload)\b", re.MULTILINE)
 _PATH = re.compile(r"[^\s`*:#\"'()]*[./][^\s`*:#\"'()]+")
 _HEADER = re.compile(r"^--- (?P<old>[^\n]+)\n\+\+\+ (?P<new>[^\n]+)\n", re.MULTILINE)
 _NO_FILE = "/dev/null"
@@ -73,11 +78,35 @@ def read_edits(text: str, edits: str, tools: Mapping[str, Tool]) -> ParsedAnswer
             for call in calls
             if call.status is not CallStatus.OK or last[_function_of(call)] is call
         ]
-    return ParsedAnswer(tuple(calls), (prose + text[position:]).strip())
+    return ParsedAnswer(tuple(_made_once(calls)), (prose + text[position:]).strip())
 
 
-def _function_of(call: ParsedCall) -> tuple[str, str]:
-    return call.arguments.get("path", ""), call.arguments.get(FUNCTION, "")
+def _function_of(call: ParsedCall) -> tuple[str, str, str]:
+    """File, name and role of a block's function. An overload is a function of its own."""
+    path, name, new = (call.arguments.get(key, "") for key in ("path", FUNCTION, "new"))
+    role = role_of(new)
+    return path, name, new if role == OVERLOAD else role
+
+
+def role_of(source: str) -> str:
+    """setter, deleter or overload, if a decorator makes one of several functions of a name to that. Else empty."""
+    definition = _DEFINITION.search(source)
+    head = source if definition is None else source[: definition.start()]
+    found = _ROLE.search(head)
+    return "" if found is None else found[1]
+
+
+def _made_once(calls: Sequence[ParsedCall]) -> Iterator[ParsedCall]:
+    """The calls. One that makes a file which an earlier call makes is invalid: it would overwrite that."""
+    made: set[Value] = set()
+    for call in calls:
+        path = call.values.get("path")
+        if call.tool == WRITE_FILE and call.status is CallStatus.OK and path is not None:
+            if path in made:
+                error = f"the answer makes {path} twice, wanted it once"
+                call = replace(call, status=CallStatus.INVALID_ARGUMENTS, error=error)
+            made.add(path)
+        yield call
 
 
 def write_edit(edits: str, path: str, old: str, new: str) -> str:
@@ -103,29 +132,51 @@ Found = tuple[int, int, list[ParsedCall]]
 
 
 def _whole_functions(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
-    for block in _FENCE.finditer(text):
+    position = 0
+    while block := _FENCE.search(text, position):
+        begin, position = block.span()
         language, _, rest = block["info"].strip().partition(" ")
-        code = textwrap.dedent(block["body"])
-        holds_function = re.search(r"^\s*(async\s+)?def\s", code, re.MULTILINE) is not None
+        code = _plain_code(block["body"])
+        holds_function = _DEFINITION.search(code) is not None
         is_cut = block["open"] is not None and (holds_function or bool(language))
         if language.lower() not in _PYTHON or not (holds_function or is_cut):
             continue
         if is_cut:
-            yield (*block.span(), [_broken("the last block of code is not closed")])
+            yield begin, position, [_broken("the last block of code is not closed")]
             continue
         path = _path_in(rest) or _path_in(code.partition("\n")[0], comment="#")
-        try:
-            functions = dict(_functions(code))
-        except (SyntaxError, ValueError) as error:
-            yield (*block.span(), [_broken(f"a block of code does not parse: {error}")])
+        functions, position = _functions_of(text, block)
+        if isinstance(functions, ParsedCall):
+            yield begin, position, [functions]
             continue
-        yield (
-            *block.span(),
-            [
-                ParsedCall(EDIT_FILE, {"path": path, FUNCTION: name, "new": source})
-                for name, source in functions.items()
-            ],
-        )
+        calls = [
+            ParsedCall(EDIT_FILE, {"path": path, FUNCTION: name, "new": source})
+            for name, source in functions
+        ]
+        yield begin, position, calls
+
+
+def _functions_of(
+    text: str, block: re.Match[str]
+) -> tuple[list[tuple[str, str]] | ParsedCall, int]:
+    """The functions of a block and its end. Fences within the texts of the code do not end it: the end is the first
+    fence at which the code parses. If there is none, a malformed call, and the end of the first fence.
+    """
+    closing = re.compile(rf"^[ \t]*{block['fence']}`*[ \t\r]*$", re.MULTILINE)
+    ends = [(block.end("body"), block.end())]
+    ends += [found.span() for found in islice(closing.finditer(text, block.end()), _MAX_FENCES - 1)]
+    fault = ""
+    for body_end, end in ends:
+        try:
+            return list(_functions(_plain_code(text[block.start("body") : body_end]))), end
+        except (SyntaxError, ValueError) as error:
+            fault = fault or f"a block of code does not parse: {error}"
+    return _broken(fault), block.end()
+
+
+def _plain_code(body: str) -> str:
+    """A block's code from its left margin, with the line ends that a parser counts."""
+    return textwrap.dedent(re.sub("\r\n?", "\n", body))
 
 
 def _functions(code: str) -> Iterator[tuple[str, str]]:
@@ -143,18 +194,20 @@ def _searches(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
         above = text[position : opening.start()].rstrip().split("\n")
         if above[-1].lstrip().startswith("```"):
             above.pop()
+        alone = _NAME_ALONE.fullmatch(above[-1]) if above else None
         named = _path_in(above[-1]) if above else ""
-        path = named or path
-        block = _SEARCH_REST.match(text, opening.end())
-        if block is None or not path:
-            missing = (
-                "the ======= or >>>>>>> REPLACE line" if block is None else "the path above it"
-            )
+        path = named or (path if alone is None else alone[1])
+        divider = _DIVIDER.search(text, opening.end())
+        end = None if divider is None else _REPLACE.search(text, divider.end())
+        if divider is None or end is None or not path:
+            missing = "the ======= or >>>>>>> REPLACE line" if end is None else "the path above it"
             fault = _broken(f"a block lacks {missing}; nothing behind it was read")
             yield opening.start(), len(text), [fault]
             return
-        position = block.end()
-        yield opening.start(), position, [_replace(path, block["old"], block["new"], tools)]
+        position = end.end()
+        old = text[opening.end() : divider.start()]
+        new = text[divider.end() : end.start()]
+        yield opening.start(), position, [_replace(path, old, new, tools)]
 
 
 def _diffs(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
@@ -165,42 +218,49 @@ def _diffs(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
     limits = [*(header.start() for header in headers[1:]), len(text)]
     for header, limit in zip(headers, limits, strict=False):
         old, new = (header[side].partition("\t")[0].strip() for side in ("old", "new"))
-        path = (old if new == _NO_FILE else new).removeprefix("a/").removeprefix("b/")
+        path = re.sub("^[ab]/", "", old if new == _NO_FILE else new)
         if new == _NO_FILE:
             yield header.start(), limit, [call_from_texts(DELETE_FILE, {"path": path}, tools)]
             continue
         if cut_at is not None and header.start() > cut_at:
             yield header.start(), len(text), [_broken("the last block of a diff is not closed")]
             return
-        calls, end = _hunks(text[header.end() : limit], path, tools)
+        hunks = text[header.end() : limit]
+        calls, end = _hunks(hunks, path, tools, is_new=old == _NO_FILE)
         yield header.start(), header.end() + end, calls
 
 
-def _hunks(text: str, path: str, tools: Mapping[str, Tool]) -> tuple[list[ParsedCall], int]:
-    """Calls of the hunks at the beginning of a text, and the end of the hunks."""
+def _hunks(
+    text: str, path: str, tools: Mapping[str, Tool], *, is_new: bool
+) -> tuple[list[ParsedCall], int]:
+    """Calls of the hunks at the beginning of a text, and the end of the hunks. All hunks of a new file are one call."""
     calls: list[ParsedCall] = []
-    old, new, blank = "", "", ""  # blank: blank lines that may belong to the hunk
+    old: list[str] = []
+    new: list[str] = []
+    blank: list[str] = []  # blank lines that may belong to the hunk
 
     def close() -> None:
-        nonlocal old, new, blank
         if old or new:
-            calls.append(_replace(path, old, new, tools))
-        old = new = blank = ""
+            calls.append(_replace(path, "".join(old), "".join(new), tools))
+        for lines in (old, new, blank):
+            lines.clear()
 
     end, is_open = 0, False
     for line in split_lines(text):
         content = line.removesuffix("\n") + "\n"
         if line.startswith("@@"):
-            close()
+            blank.clear()
+            if not is_new:
+                close()
             is_open = True
         elif not is_open:
             break
         elif not line.strip():
-            blank += content.removeprefix(" ")
+            blank.append(content.removeprefix(" "))
         elif line[0] in " +-":
-            old, new, blank = old + blank, new + blank, ""
-            old += content[1:] if line[0] != "+" else ""
-            new += content[1:] if line[0] != "-" else ""
+            old += [*blank, content[1:]] if line[0] != "+" else blank
+            new += [*blank, content[1:]] if line[0] != "-" else blank
+            blank.clear()
         elif line.startswith("```") or blank:
             break
         elif line[0] != "\\":

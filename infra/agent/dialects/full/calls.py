@@ -20,23 +20,28 @@ from collections.abc import Mapping
 
 from ostinato.infra.agent.dialects.dialect import Dialect
 from ostinato.infra.agent.dialects.published.json_calls import whole_json
+from ostinato.infra.agent.dialects.spans import Closings, tagged_calls
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool, check_arguments, strings_from_json
 from ostinato.infra.agent.transcript import CallStatus
 
 CALL_END = "</call>"
-WHOLE_CALL = rf"<call[\s>][^>]*>(?>\s*<(?P<arg>[A-Za-z_][\w-]*)>.*?</(?P=arg)>)*+\s*{CALL_END}"
 _CALL = re.compile(r"<call(?=[\s>])")
 _OPENING = re.compile(r'<call tool="([A-Za-z_][\w-]*)">')
-_ARGUMENT = re.compile(r"<([A-Za-z_][\w-]*)>")
-_CLOSING = r"<(\\*)/{}>"
+_NAME = r"[A-Za-z_][\w-]*"
+_ARGUMENT = re.compile(f"<({_NAME})>")
+_CLOSING = f"</(?P<tag>{_NAME})>"
+_ESCAPED = r"<(\\*)/{}>"
+FIND_CALLS = tagged_calls(
+    r"<call(?=[\s>])[^<>]*>", rf"\s*<(?P<tag>{_NAME})>", _CLOSING, rf"\s*{CALL_END}"
+)
 
 
 def write_call(tool: str, arguments: Mapping[str, str]) -> str:
     """A call as a model writes it. `parse_calls` gives back the same arguments."""
     lines = [f'<call tool="{tool}">']
     for name, value in arguments.items():
-        escaped = re.sub(_CLOSING.format(name), rf"<\1\\/{name}>", value)
+        escaped = re.sub(_ESCAPED.format(name), rf"<\1\\/{name}>", value)
         # parse_calls strips one newline at both ends, so a value with newlines needs two more
         around = "\n" if "\n" in value else ""
         lines.append(f"<{name}>{around}{escaped}{around}</{name}>")
@@ -48,9 +53,10 @@ def parse_calls(text: str, tools: Mapping[str, Tool]) -> ParsedAnswer:
     calls: list[ParsedCall] = []
     prose: list[str] = []
     position = 0
+    closings = Closings(text, re.compile(_CLOSING))
     while found := _CALL.search(text, position):
         prose.append(text[position : found.start()])
-        call, position = _parse_call(text, found.start(), tools)
+        call, position = _parse_call(text, found.start(), tools, closings)
         calls.append(call)
     prose.append(text[position:])
     outside = "".join(prose).strip()
@@ -98,7 +104,9 @@ class _Broken(Exception):
         self.position, self.reason = position, reason
 
 
-def _parse_call(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[ParsedCall, int]:
+def _parse_call(
+    text: str, start: int, tools: Mapping[str, Tool], closings: Closings
+) -> tuple[ParsedCall, int]:
     """The call at `start` and the position after it."""
     opening = _OPENING.match(text, start)
     if opening is None:
@@ -106,13 +114,13 @@ def _parse_call(text: str, start: int, tools: Mapping[str, Tool]) -> tuple[Parse
         return _resume(text, start, "", f'{tag!r} opens no call, wanted <call tool="NAME">')
     name = opening.group(1)
     try:
-        arguments, end = _parse_arguments(text, opening.end())
+        arguments, end = _parse_arguments(text, opening.end(), closings)
     except _Broken as broken:
         return _resume(text, broken.position, name, broken.reason)
     return call_from_texts(name, arguments, tools), end
 
 
-def _parse_arguments(text: str, position: int) -> tuple[dict[str, str], int]:
+def _parse_arguments(text: str, position: int, closings: Closings) -> tuple[dict[str, str], int]:
     arguments: dict[str, str] = {}
     while True:
         position = _skip_space(text, position)
@@ -124,14 +132,13 @@ def _parse_arguments(text: str, position: int) -> tuple[dict[str, str], int]:
             reason = f"{seen!r} in a call, wanted an <argument> or {CALL_END}"
             raise _Broken(position, reason if seen else f"{CALL_END} is missing")
         name = opening.group(1)
-        closing = f"</{name}>"
-        end = text.find(closing, opening.end())
-        if end < 0:
-            raise _Broken(opening.end(), f"{closing} is missing")
+        closing = closings.after(name, opening.end())
+        if closing is None:
+            raise _Broken(opening.end(), f"</{name}> is missing")
         if name in arguments:
-            raise _Broken(end, f"{name} is given twice")
-        arguments[name] = _read_value(name, text[opening.end() : end])
-        position = end + len(closing)
+            raise _Broken(closing[0], f"{name} is given twice")
+        arguments[name] = _read_value(name, text[opening.end() : closing[0]])
+        position = closing[1]
 
 
 def _read_value(name: str, raw: str) -> str:
@@ -170,7 +177,7 @@ _EXAMPLE = {"path": "src/app.py", "old": "return a\nreturn b", "new": "return b"
 DIALECT = Dialect(
     parse=parse_calls,
     write=write_call,
-    whole_call=WHOLE_CALL,
+    find_calls=FIND_CALLS,
     guide=(
         f"A call is written like this:\n{write_call('edit_file', _EXAMPLE)}\n"
         "A value ends at the first closing tag of its own name; write that tag inside a value as "

@@ -142,8 +142,8 @@ MISTRAL_FORM = CallForm(
 HARMONY_FORM = CallForm(
     ways=(
         Way(
-            r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w+)?\s?to=functions\.(?P<name>[\w.-]+)\s*"
-            r"(?:<\|channel\|>\w+\s*)?(?:(?:<\|constrain\|>)?\w+\s*)?<\|message\|>\s*",
+            r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w+)?\s?to=functions\.(?P<name>[\w.-]++)\s*"
+            r"(?:<\|channel\|>\w++\s*)?(?:(?:<\|constrain\|>)?\w++\s*)?<\|message\|>\s*",
             "arguments",
             r"\s*(?:<\|call\|>|<\|end\|>|\Z)",
         ),
@@ -160,7 +160,7 @@ def _dialect(form: CallForm) -> Dialect:
     return Dialect(
         parse=form.parse,
         write=form.write,
-        whole_call=form.whole_call,
+        find_calls=form.find_calls,
         guide=f"A call is {form.wanted}.",
         is_published=True,
         several_calls=form.several,

@@ -5,11 +5,13 @@ Input that would lose information is refused: a key given twice, numbers that JS
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")  # a call has one of these
+_SPACE = re.compile(r"\s*")
 _OTHER_KEYS = {"id", "type", "name"}
 
 
@@ -26,8 +28,7 @@ class WrittenCall:
 
 def read_json(text: str, position: int) -> tuple[Any, int]:
     """The value at a position, after white space, and its end. ValueError if there is none."""
-    position += len(text[position:]) - len(text[position:].lstrip())
-    value, end = _DECODER.raw_decode(text, position)
+    value, end = _DECODER.raw_decode(text, _SPACE.match(text, position).end())  # pyright: ignore
     json.dumps(value, ensure_ascii=False).encode()  # ValueError for half a surrogate pair
     return value, end
 

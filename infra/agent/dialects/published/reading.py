@@ -18,6 +18,7 @@ from ostinato.infra.agent.dialects.published.json_calls import (
     read_json,
     whole_json,
 )
+from ostinato.infra.agent.dialects.spans import FindCalls, calls_like, first_of, tagged_calls
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.tools.definition import Tool
 from ostinato.infra.agent.transcript import CallStatus
@@ -34,7 +35,6 @@ def _object(levels: int) -> str:
 
 _OBJECT = _object(_MAX_LEVELS)
 _JSON = rf"(?:{_OBJECT}|\[\s*{_OBJECT}(?:\s*,\s*{_OBJECT})*+\s*\])"
-_NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class CallForm:
     """texts that begin a call, which a stream holds back. Empty: the gateway does not read this form"""
 
     @cached_property
-    def whole_call(self) -> str:
-        """Pattern of a whole call, without named groups."""
-        return "|".join(_NAMED_GROUP.sub("(?:", _whole(way)) for way in self.ways)
+    def find_calls(self) -> FindCalls:
+        """Whole calls in a text."""
+        return first_of(*map(_whole_calls, self.ways))
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """A call as a model writes it. `parse` gives back the same arguments."""
@@ -114,9 +114,12 @@ def read_calls(text: str, form: CallForm) -> tuple[list[WrittenCall], str]:
     """The calls of a text in order, and the prose around them."""
     calls: list[WrittenCall] = []
     prose, position = "", 0
+    following = [pattern.search(text) for pattern in form.openings]
     while True:
-        searches = (pattern.search(text, position) for pattern in form.openings)
-        found = [(match.start(), index, match) for index, match in enumerate(searches) if match]
+        for index, match in enumerate(following):
+            if match is not None and match.start() < position:
+                following[index] = form.openings[index].search(text, position)
+        found = [(match.start(), index, match) for index, match in enumerate(following) if match]
         if not found:
             break
         start, index, opening = min(found, key=lambda each: each[:2])
@@ -203,7 +206,7 @@ def _plain(tool: Tool | None, key: str, text: str) -> str:
     return text
 
 
-def _whole(way: Way) -> str:
+def _whole_calls(way: Way) -> FindCalls:
     if isinstance(way.body, Texts):
-        return rf"{way.begin}(?>{way.body.opening}.*?{way.body.closing})*+{way.end}"
-    return rf"{way.begin}\s*{_JSON}{way.end}"
+        return tagged_calls(way.begin, way.body.opening, way.body.closing, way.end)
+    return calls_like(rf"{way.begin}\s*{_JSON}{way.end}")

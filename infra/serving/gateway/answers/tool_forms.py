@@ -16,13 +16,14 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato.infra.agent.config import HarnessConfig
-from ostinato.infra.agent.dialects.compact.calls import WHOLE_CALL, parse_answer
+from ostinato.infra.agent.dialects.compact.calls import FIND_CALLS, parse_answer
 from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.agent.dialects.dialect import dialect_of
 from ostinato.infra.agent.dialects.published import forms
 from ostinato.infra.agent.dialects.published.choice import find_dialect
 from ostinato.infra.agent.dialects.published.json_calls import WrittenCall, whole_json
 from ostinato.infra.agent.dialects.published.reading import CallForm, read_calls
+from ostinato.infra.agent.dialects.spans import FindCalls, calls_like, first_of
 from ostinato.infra.agent.dialects.thoughts import parse_outside, part_answer
 from ostinato.infra.agent.tools.calls import ParsedAnswer, ParsedCall
 from ostinato.infra.agent.transcript import CallStatus
@@ -52,7 +53,8 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-_JSON_CALL = rf'{CALL_START}\s*[\[{{](?:"(?:[^"\\]|\\.)*+"|[^"<])*+{CALL_END}'
+_JSON_CALLS = calls_like(rf'{CALL_START}\s*[\[{{](?:"(?:[^"\\]|\\.)*+"|[^"<])*+{CALL_END}')
+_OWN_CALL_SO_FAR = first_of(FIND_CALLS, calls_like("<.*"))
 CLIENT_FORMS: Mapping[str, CallForm] = {
     "qwen3_coder": forms.QWEN3_CODER_FORM, "llama3": forms.LLAMA3_FORM, "mistral": forms.MISTRAL_FORM,
     "deepseek_v3": forms.DEEPSEEK_V3_FORM, "deepseek_v31": forms.DEEPSEEK_V31_FORM,
@@ -158,7 +160,7 @@ class OwnTools:
         is_opened: bool = False,
     ) -> tuple[ChatMessage, ParsedAnswer]:
         parsed = parse_outside(
-            text, WHOLE_CALL, lambda rest: parse_answer(rest, tools), is_opened=is_opened
+            text, FIND_CALLS, lambda rest: parse_answer(rest, tools), is_opened=is_opened
         )
         indent = text[: -len(text.lstrip())]  # a stream has already sent it
         parsed = replace(parsed, prose=(indent + parsed.prose).rstrip())
@@ -166,7 +168,7 @@ class OwnTools:
         return _message(text, parsed, written, call_prefix), parsed
 
     def showable(self, text: str, *, is_opened: bool = False) -> str:
-        return _before_calls(text, f"{WHOLE_CALL}|<.*", is_opened=is_opened).rstrip()
+        return _before_calls(text, _OWN_CALL_SO_FAR, is_opened=is_opened).rstrip()
 
 
 class ClientTools:
@@ -184,9 +186,9 @@ class ClientTools:
         self._states_tools = form is not None or (template is not None and template.states_tools)
         self._renderer, self._form = renderer, form or forms.TAGGED_JSON
         # the tags alone delimit JSON of any depth
-        self._call = _JSON_CALL if form is None else form.whole_call
+        self._find_calls = _JSON_CALLS if form is None else form.find_calls
         unfinished = "|".join(_unfinished_call(opener) for opener in self._form.openers)
-        self._call_so_far = f"{self._call}|{unfinished}"
+        self._call_so_far = first_of(self._find_calls, calls_like(unfinished))
 
     def check(self, tools: Sequence[ToolDefinition]) -> None:
         return None
@@ -218,7 +220,10 @@ class ClientTools:
     ) -> tuple[ChatMessage, ParsedAnswer]:
         written: list[str] = []
         parsed = parse_outside(
-            text, self._call, lambda rest: self._parse(rest, tools, written), is_opened=is_opened
+            text,
+            self._find_calls,
+            lambda rest: self._parse(rest, tools, written),
+            is_opened=is_opened,
         )
         return _message(text, parsed, written, call_prefix), parsed
 
@@ -285,8 +290,8 @@ def form_of(harness: HarnessConfig, renderer: Renderer) -> ToolForm:
     return OwnTools(renderer, harness.tools)
 
 
-def _before_calls(text: str, call: str, *, is_opened: bool) -> str:
-    return text[: part_answer(text, call, is_opened=is_opened).call_at]
+def _before_calls(text: str, find_calls: FindCalls, *, is_opened: bool) -> str:
+    return text[: part_answer(text, find_calls, is_opened=is_opened).call_at]
 
 
 def _definitions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from ostinato.infra.agent.dialects.published.forms import (
     QWEN3_CODER_FORM,
 )
 from ostinato.infra.agent.dialects.published.reading import CallForm
+from ostinato.infra.agent.dialects.spans import no_calls
 from ostinato.infra.agent.dialects.thoughts import parse_outside
 from ostinato.infra.agent.extensions import DIALECTS, PUBLISHED
 from ostinato.infra.agent.tools.calls import ParsedAnswer
@@ -70,7 +71,7 @@ def arguments_of(edit: dict[str, str]) -> dict[str, str]:
 
 def outside(form: CallForm, text: str, *, is_opened: bool = False) -> ParsedAnswer:
     return parse_outside(
-        text, form.whole_call, lambda rest: form.parse(rest, FULL_TOOLS), is_opened=is_opened
+        text, form.find_calls, lambda rest: form.parse(rest, FULL_TOOLS), is_opened=is_opened
     )
 
 
@@ -172,6 +173,33 @@ def test_marks_of_thoughts_in_arguments_belong_to_the_call(name: str) -> None:
     edit = {"path": "a.py", "old": "a </think> b", "new": '<think> {c} "d"'}
     (call,) = outside(form, f"I edit.\n{form.write('edit_file', edit)}").calls
     assert call.arguments == edit
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("hermes", "  {}"),
+        ("hermes", "[{}]"),
+        ("llama3", '{{"name": "glob", "parameters": {{"pattern": "*"}}}}; {}'),
+        ("harmony", " to=functions.edit_file<|channel|>commentary json<|message|>{}<|call|>"),
+    ],
+)
+def test_a_call_that_stands_elsewhere_keeps_its_marks_of_thoughts(name: str, written: str) -> None:
+    edit = {"path": "a.py", "old": "a <think> b", "new": "c </think> d"}
+    call = json.dumps({"name": "edit_file", "arguments": edit} if name != "harmony" else edit)
+    *_, read = outside(FORMS[name], f"I edit.\n{written.format(call)}").calls
+    assert read.arguments == edit
+
+
+def test_a_thought_in_a_call_is_no_argument_of_it() -> None:
+    """A form without a finder of whole calls, as a plug-in may be: what it reads is not what the model wrote."""
+    form = HERMES_FORM
+    call = form.write("edit_file", {"path": "a.py", "old": "a <think> b </think> c", "new": "d"})
+    parsed = parse_outside(
+        call, no_calls, lambda rest: form.parse(rest, FULL_TOOLS), is_opened=False
+    )
+    assert [(one.status, one.arguments) for one in parsed.calls] == [(CallStatus.MALFORMED, {})]
+    assert "a thought stands in the call" in parsed.calls[0].error
 
 
 @each_form

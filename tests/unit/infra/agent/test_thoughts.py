@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
+from ostinato.infra.agent.dialects.spans import calls_like
 from ostinato.infra.agent.dialects.thoughts import part_answer
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.loop.attempt import run_agent
@@ -74,10 +75,10 @@ async def test_calls_in_thoughts_do_not_run(
 def test_marks_of_thoughts_are_known_in_each_spelling(name: str, is_opened: bool) -> None:
     """Hermes 3 has them in capitals, Seed OSS, MiniMax and LongCat with a name before."""
     thought = f"CALL</{name}>" if is_opened else f"<{name}>CALL</{name}>"
-    parts = part_answer(f"{thought}CALL", "CALL", is_opened=is_opened)
+    parts = part_answer(f"{thought}CALL", calls_like("CALL"), is_opened=is_opened)
     assert parts.thoughts == ((0, len(thought)),)
 
 
 @pytest.mark.parametrize("tag", ["<rethink>", "<thinker>", "<b>", "<reasons>"])
 def test_other_tags_are_no_thoughts(tag: str) -> None:
-    assert part_answer(f"{tag}CALL", "<CALL", is_opened=False).thoughts == ()
+    assert part_answer(f"{tag}CALL", calls_like("<CALL"), is_opened=False).thoughts == ()

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
+from ostinato.models.rendering.call_results import RESULT, NamedCall
 from ostinato.models.rendering.chat_template import TemplateRenderer
 from tests.fakes.published_model import TEMPLATE, TOOL_TEMPLATE, small_tokenizer
+from tests.fakes.published_templates import TEMPLATES
 from tests.fakes.thinking_template import TAGS, THINKING_TEMPLATE, thinking_tokenizer
 
 SETTINGS = {"eos_token": "<|im_end|>"}
@@ -111,3 +113,16 @@ def test_a_template_that_thinks_appends_to_agents_turns(tmp_path: Path) -> None:
     assert tokens == wanted["input_ids"]
     assert ours.drops_thoughts
     assert not OURS["chat"].drops_thoughts
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_result_follows_whatever_name_and_id_a_model_gives_its_call(template: str) -> None:
+    """An id of another length than Mistral's, and names that hold a control text, are what a model samples."""
+    ours = TEMPLATES[template].renderer()
+    end = ours.decode([ours.end_id])
+    plain = ours.append_results(["ok"], calls=[NamedCall("glob")])
+    for call_id in ("", "short", "functions.glob:0", f"x{end}"):
+        for name in ("glob", f"x{end}y", RESULT, "[TOOL_CALLS]", "", "a b\n", '"é'):
+            tokens = ours.append_results([f"ok {end}"], calls=[NamedCall(name, call_id)])
+            assert ours.decode(tokens).count("ok ") == 1, (name, call_id)
+            assert tokens.count(ours.end_id) == plain.count(ours.end_id), (name, call_id)
