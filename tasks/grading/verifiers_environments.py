@@ -7,6 +7,7 @@ continue the dialogue begin a further segment. Only this file imports verifiers.
 refused earlier if the package is absent (`environments.refuse_absent`).
 """
 
+import asyncio
 import importlib
 import json
 import random
@@ -201,7 +202,9 @@ class _Client(vf.Client):
 
 @dataclass(slots=True)
 class _Dialogue:
-    """Messages, tokens and turns of one rollout."""
+    """Messages, tokens and turns of one rollout. Parallel requests of its environment are answered one after another:
+    each appends to these tokens or begins a further segment.
+    """
 
     model: ModelClient
     renderer: Renderer
@@ -217,9 +220,14 @@ class _Dialogue:
     _pending: tuple[ModelAnswer, tuple[ToolCallRecord, ...]] | None = None
     _call_ids: list[str] = field(default_factory=list)  # of calls without a result
     _generated_tokens: int = 0
+    _one_answer: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, messages: list[Message], tools: Sequence[Any]) -> Any:
         """The model's next message. At a limit: OverlongPromptError, which ends the rollout."""
+        async with self._one_answer:
+            return await self._answer(messages, tools)
+
+    async def _answer(self, messages: list[Message], tools: Sequence[Any]) -> Any:
         conversation = await self._reach(messages, tools)
         config = self.config
         left = config.max_generated_tokens - self._generated_tokens

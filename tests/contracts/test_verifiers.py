@@ -18,6 +18,7 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.errors import ConfigError, EngineError
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.environments import EnvironmentConfig
@@ -65,6 +66,16 @@ def answer_of(problem: Problem) -> str:
     return json.loads(problem.facts["row"])["answer"]
 
 
+class SlowModel(ScriptedModel):
+    """A model that takes turns of the event loop, as engines do."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        generation = await super().generate(request)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return generation
+
+
 def roll_out(
     renderer: Renderer,
     repository: PreparedRepository,
@@ -73,7 +84,7 @@ def roll_out(
     harness: HarnessConfig = WIDE,
 ) -> tuple[Trajectory, ScriptedModel]:
     """One attempt of a rollout worker by a scripted model."""
-    model = ScriptedModel(renderer, answers)
+    model = SlowModel(renderer, answers)
 
     async def run() -> Trajectory:
         worker = RolloutWorker(
@@ -193,6 +204,19 @@ def test_history_that_is_not_the_models_own_begins_a_further_segment(tmp_path, r
     assert "You said ONE." in renderer.decode(model.requests[1].token_ids)
     assert len({request.session_id for request in model.requests}) == 3
     assert trajectory.reward.total == 1.0
+
+
+def test_parallel_requests_of_an_environment_are_all_trained(tmp_path: Path, renderer) -> None:
+    repository, problems = draw(tmp_path, "verifiers:toy-parallel", train=1, held_out=0)
+    texts = ["one", "two", "three"]
+    trajectory, model = roll_out(renderer, repository, problems[0], texts)
+    assert trajectory.outcome is Outcome.FINISHED, trajectory.reason
+    transcript = trajectory.transcript
+    assert [turn.text for turn in transcript.turns] == texts
+    sampled = [segment.token_ids_T[segment.loss_mask_T].tolist() for segment in transcript.segments]
+    assert sampled == [renderer.encode_answer(text) for text in texts]
+    for segment, request in zip(transcript.segments, model.requests, strict=True):
+        assert tuple(segment.token_ids_T[: len(request.token_ids)].tolist()) == request.token_ids
 
 
 def own_reward(name: str, text: str, row: dict) -> float:
