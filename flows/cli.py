@@ -93,13 +93,26 @@ def run(
             help="file of conversations for sft, .jsonl or .parquet", dir_okay=False, exists=True
         ),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="checkpoint that reinforcement begins with: kind/name@version, champion or newest; "
+            "nothing is pretrained then"
+        ),
+    ] = None,
 ) -> CommandResult:
     """Runs one flow of the chain and the stages it depends on."""
     name = flow.replace("-", "_")
     if (data is None) == (name == "sft"):
         raise typer.BadParameter("sft needs --data FILE, and no other flow takes it")
+    if start is not None and name != "reinforcement":
+        raise typer.BadParameter("reinforcement takes --start CHECKPOINT, and no other flow does")
     parameters = {} if data is None else {"data": str(data.resolve())}
     options = make_options(settings, keep, rebuild)
+    if start is not None:
+        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+        refuse_unknown(load_settings(), loaded, [start])
+        parameters = {"start": start}
     result = launch_flow(name, recipe, seed, options, parameters)
     return CommandResult({"flow": name, "result": result})
 

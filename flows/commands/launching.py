@@ -75,7 +75,7 @@ def launch_flow(
         )
     # a mistake in the recipe is reported here, before anything starts
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
-    if flow in _TRAIN:
+    if flow in _TRAIN and "start" not in (parameters or {}):
         base_directory(loaded.base_checkpoint)  # ConfigError when it is not imported
     console = Console(stderr=True)
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]

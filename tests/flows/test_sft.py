@@ -67,6 +67,19 @@ def test_data_goes_with_sft_alone(tmp_path: Path, home: Path) -> None:
     assert not (home / "prefect").exists()
 
 
+def test_start_goes_with_reinforcement_alone_and_must_exist(home: Path) -> None:
+    for name, wanted in (("sft", "needs --data"), ("controls", "reinforcement takes --start")):
+        command = ["run", name, "--recipe", "miniature", "--start", "checkpoint/mine@1"]
+        found = CliRunner().invoke(app, command)
+        assert found.exit_code == 2
+        assert wanted in found.output
+    command = ["run", "reinforcement", "--recipe", "miniature", "--start", "checkpoint/mine@1"]
+    found = CliRunner().invoke(app, command)
+    assert "checkpoint/mine@1" in str(found.exception)
+    assert isinstance(found.exception, ConfigError)
+    assert not (home / "prefect").exists()
+
+
 def test_file_that_is_none_is_refused(home: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a file, wanted a \.jsonl"):
         sft.fn("miniature", data="nowhere.jsonl")
