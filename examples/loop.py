@@ -99,7 +99,9 @@ async def run(problems: Path, out: Path, steps: int, groups_per_step: int, group
     worker = build_worker(setup, partial(run_agent, engine, load_renderer(CHECKPOINT)))
 
     try:
-        for step in range(1, steps + 1):
+        first, version = trainer.steps_taken + 1, trainer.weight_version
+        for step in range(first, first + steps):
+            await engine.swap_weights(subscriber.fetch(version), version)
             drawn = [curriculum.draw(()) for _ in range(groups_per_step)]
             groups = await asyncio.gather(
                 *(
@@ -118,7 +120,6 @@ async def run(problems: Path, out: Path, steps: int, groups_per_step: int, group
             samples = samples_of_step(groups, learning.objective)
             report = trainer.step(samples)
             version = trainer.publish().version
-            await engine.swap_weights(subscriber.fetch(version), version)
             rate = describe_groups(groups)["solve_rate"]
             print(
                 f"step {report.step}: {rate:.0%} solved, loss {report.loss:.4f}, gradient norm "
@@ -138,7 +139,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="optimiser steps")
     parser.add_argument("--groups", type=int, default=4, help="groups per step")
     parser.add_argument("--group-size", type=int, default=8, help="attempts per group")
-    parser.add_argument("--out", type=Path, help="folder for checkpoints; none: they are deleted")
+    parser.add_argument("--out", type=Path, help="folder to go on from; none: a temporary one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         sizes = options.steps, options.groups, options.group_size

@@ -56,7 +56,7 @@ _NO_JSON = ("nan", "inf", "-inf")  # as `finite` writes them
 
 
 class MetricsLog:
-    """Append-only writer. Ends a partial last line, which a killed writer left, before its own first line."""
+    """Append-only writer of metrics as JSON lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +64,7 @@ class MetricsLog:
 
     def append(self, step: float, values: dict[str, float | int | str]) -> None:
         if self._file is None:
-            self._file = self._open()
+            self._file = open_lines(self.path)
         line = json.dumps(finite({"step": step, **values}), separators=(",", ":"))
         self._file.write(line.encode() + b"\n")
         self._file.flush()
@@ -75,14 +75,16 @@ class MetricsLog:
             self._file.close()
             self._file = None
 
-    def _open(self) -> IO[bytes]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self.path.open("ab+")
-        if file.tell() > 0:
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        return file
+
+def open_lines(path: Path) -> IO[bytes]:
+    """A file of lines to append to. Ends a partial last line, which a killed writer left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("ab+")
+    if file.tell() > 0:
+        file.seek(-1, 2)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return file
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.platform.telemetry import read_lines
+from ostinato.infra.platform.telemetry import open_lines, read_lines
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT, GatewayConfig, TenantConfig
@@ -135,8 +135,8 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
 
     def on_request(request: SimulatedRequest) -> None:
         settled.append(request)
-        with journal.open("a") as file:
-            file.write(request.model_dump_json() + "\n")
+        with open_lines(journal) as file:
+            file.write(request.model_dump_json().encode() + b"\n")
         workspace.progress.update(len(settled), total, f"simulated users: {request.outcome}")
 
     try:

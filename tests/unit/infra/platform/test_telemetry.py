@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
-from ostinato.infra.platform.telemetry import MetricsLog, fields, read_metrics
+from ostinato.infra.platform.telemetry import (
+    MetricsLog,
+    fields,
+    open_lines,
+    read_lines,
+    read_metrics,
+)
 
 
 def test_rows_come_back_as_written(tmp_path: Path) -> None:
@@ -23,6 +29,15 @@ def test_torn_line_of_a_killed_writer_is_skipped_and_closed(tmp_path: Path) -> N
     MetricsLog(path).append(2, {"loss": 1.0})
 
     assert read_metrics(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+
+
+def test_every_writer_of_lines_ends_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "requests.jsonl"
+    for text in (b'{"a":1}\n{"a"', b'{"a":2}\n'):
+        with open_lines(path) as file:
+            file.write(text)
+
+    assert read_lines(path) == [{"a": 1}, {"a": 2}]
 
 
 def test_steps_repeated_after_a_resume_count_once(tmp_path: Path) -> None:
