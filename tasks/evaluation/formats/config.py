@@ -11,6 +11,7 @@ from ostinato.infra.agent.extensions import BUILTIN
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
+from ostinato.tasks.evaluation.statistics import wilson_interval
 from ostinato.tasks.grading.config import GradingConfig
 
 EXAMPLES = 3
@@ -107,11 +108,15 @@ class FormatScore(Record):
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Larger is better: shares of solved, changed, parsed attempts, then fewer tokens. Shares, since
-        the number of attempts differs.
+        """Larger is better: shares of solved, changed, parsed attempts, then fewer tokens. Of each share the lower
+        end of its interval, since the number of attempts differs: 7 of 8 is better than 1 of 1.
         """
-        shares = (self.solved, self.changed, self.parsed)
-        return *(count / max(1, self.attempts) for count in shares), -self.generated_tokens
+        num_attempts = max(1, self.attempts)
+        lows = (
+            round(wilson_interval(count / num_attempts, num_attempts)[0], 9)  # 0 of any is 0
+            for count in (self.solved, self.changed, self.parsed)
+        )
+        return *lows, -self.generated_tokens
 
 
 class FormatTrialResult(Record):

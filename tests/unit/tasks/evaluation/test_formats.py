@@ -56,4 +56,8 @@ def test_the_best_format_solves_the_largest_share_then_changes_then_reads() -> N
     assert best(["changed"] * 8, ["solved", *["unread"] * 7]) == WHOLE
     # fewer attempts ended in time, but a larger share of them solved
     assert best(["solved", "unread"], ["solved", *["unread"] * 3]) == TOOL
+    assert (
+        best(["solved"], [*["solved"] * 7, "unread"]) == WHOLE
+    )  # seven of eight say more than one of one
+    assert best([], ["solved", *["unread"] * 7]) == WHOLE
     assert best(["parsed"] * 4, ["changed", *["unread"] * 3]) == WHOLE
