@@ -193,7 +193,7 @@ class CycleConfig(Record):
     @model_validator(mode="after")
     def _no_comparison_within_groups(self) -> Self:
         objective, plain = self.learning.objective, ObjectiveConfig()
-        for name in ("credit", "divide_by_deviation", "divide_by_length"):
+        for name in ("credit", "advantages", "divide_by_deviation", "divide_by_length"):
             if getattr(objective, name) != getattr(plain, name):
                 raise ValueError(
                     f"cycle.learning.objective.{name} is {getattr(objective, name)!r}, wanted "

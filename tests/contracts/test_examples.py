@@ -30,6 +30,7 @@ from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.models.checkpoint import save_checkpoint
 from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.models.decode.protocol import GenerateRequest
+from ostinato.models.network.build import build_trainer_model
 from ostinato.models.rendering import Renderer, train_tokenizer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.environments import EnvironmentConfig
@@ -37,6 +38,12 @@ from ostinato.tasks.grading.grade import make_grader
 from ostinato.tasks.problems.config import EnvironmentsRequest
 from ostinato.tasks.problems.environments.run import main
 from ostinato.tasks.records import Problem, Split, Trajectory
+from ostinato.tasks.reinforcement.learning.config import (
+    LearningConfig,
+    ObjectiveConfig,
+    TrainerRequest,
+)
+from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
@@ -44,9 +51,11 @@ from tests.benchmarks.orchestrator import Load, Observed, Simulation
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
 from tests.fakes.tiny_model import TINY, random_weights
+from tests.unit.tasks.reinforcement.learning.samples import TINY as EXPERTS
+from tests.unit.tasks.reinforcement.learning.samples import random_samples
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PACKAGES = ("environment", "tool", "reward", "dialect", "admission", "engine")
+PACKAGES = ("environment", "tool", "reward", "dialect", "admission", "engine", "objective")
 SOURCE = "class Box:\n    def size(self):\n        return 1\n"
 
 
@@ -90,6 +99,8 @@ def make_recipe(directory: Path, text: str) -> str:
         ('[harness]\ndialect = "full"\ntools = ["chess"]\n', "ostinato.tools"),
         ('[rollout.staleness]\nadmission = "chess"\n', "ostinato.admissions"),
         ('[decoding]\nengine = "chess"\n', "ostinato.engines"),
+        ('[learning.objective]\nadvantages = "chess"\n', "ostinato.advantages"),
+        ('[learning.objective]\nloss = "chess"\n', "ostinato.losses"),
         ('[harness]\ntools = ["outline"]\n', "compact dialect, whose tool names are token ids"),
     ],
 )
@@ -101,11 +112,12 @@ def test_a_recipe_with_a_name_that_nothing_provides_is_refused(
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_recipe_names_all_six_and_the_error_lists_them(tmp_path: Path) -> None:
+def test_a_recipe_names_all_of_them_and_the_error_lists_them(tmp_path: Path) -> None:
     text = (
         "[environments.tallies]\ntrain = 3\n[grading.rewards]\nbrevity = -0.01\n"
         '[harness]\ndialect = "json"\ntools = ["read_file", "outline"]\n'
         '[rollout.staleness]\nadmission = "one_step_ahead"\n[decoding]\nengine = "timed"\n'
+        '[learning.objective]\nadvantages = "leave_one_out"\nloss = "clipped_surrogate"\n'
     )
     recipe = load_recipe(make_recipe(tmp_path, text))
     assert recipe.environments == {"tallies": EnvironmentConfig(train=3)}
@@ -262,3 +274,26 @@ async def test_answers_come_from_the_engine_that_the_recipe_names(tmp_path: Path
 def test_the_code_of_an_engine_is_part_of_what_it_computes() -> None:
     code = installed_tree().code_of(["ostinato.infra.serving.engine.start"], {"timed"})
     assert "plug-in timed" in code
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_step_with_the_own_objective_starts_as_the_shipped_one(tmp_path: Path) -> None:
+    """At equal policies the clipped surrogate has the gradient of the policy gradient."""
+    model = build_trainer_model(EXPERTS, seed=3)
+    start = save_checkpoint(tmp_path / "start", EXPERTS, model.export_weights())
+    samples = random_samples(model, 4, seed=1)
+    reports = []
+    for loss in ("policy_gradient", "clipped_surrogate"):
+        objective = ObjectiveConfig(loss=loss, advantages="leave_one_out", loss_divisor_tokens=64)
+        request = TrainerRequest(
+            config=LearningConfig(objective=objective),
+            checkpoint_directory=str(start),
+            work_directory=str(tmp_path / loss),
+            chain_id=loss,
+        )
+        trainer = RLTrainer(request, ObjectStore.from_url(f"file://{tmp_path}/{loss}-objects"))
+        reports.append(trainer.step(samples))
+        trainer.close()
+    plain, own = reports
+    assert own.loss != plain.loss
+    assert own.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-4) != 0

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import Record, Share
 from ostinato.models.decode.config import DecodingConfig, Precision
 from ostinato.models.layout import ParallelLayout
@@ -36,6 +37,22 @@ _FREE_ROUTERS_ALARM_K3 = {("local", Precision.BF16): 2e-2, ("vllm", Precision.BF
 # Lower bounds by the trainer's precision, for every engine: 6 to 8 times the k3 of nano after RL against fp32, on its own
 # samples without router replay, which is 6e-4 in bf16 and 9e-3 in MXFP8 (lab log, 2026-11-26).
 TRAINER_ALARM_K3 = {"fp32": 0.0, "bf16": 5e-3, "mx32": 5e-2, "mx128": 5e-2}
+
+
+GROUP_MEAN = "group_mean"
+_LEARNING = "ostinato.tasks.reinforcement.learning"
+ADVANTAGES = PluginGroup(
+    "ostinato.advantages",
+    "learning.objective.advantages",
+    {GROUP_MEAN: f"{_LEARNING}.batches.advantages:group_mean"},
+)
+"""Functions of a group's attempts (trajectories) to one number per attempt."""
+LOSSES = PluginGroup(
+    "ostinato.losses",
+    "learning.objective.loss",
+    {"policy_gradient": f"{_LEARNING}.objective:policy_loss"},
+)
+"""Functions of log-probabilities of trainer and rollout, advantages and ObjectiveConfig to a PolicyLoss."""
 
 
 class PolicyOptimizerConfig(OptimizerConfig):
@@ -109,6 +126,16 @@ class ObjectiveConfig(Record):
         le=1,
         description="factor on a positive reward for each edit that followed, with credit 'edit'",
     )
+    advantages: str = Field(
+        default=GROUP_MEAN,
+        description="name of what gives each attempt of a group its advantage. group_mean: the reward minus the group's "
+        "mean; packages add more through the entry point group ostinato.advantages. For rollouts, not for a cycle",
+    )
+    loss: str = Field(
+        default="policy_gradient",
+        description="name of the loss of sampled tokens. policy_gradient: with the settings of this table; packages add "
+        "more through the entry point group ostinato.losses",
+    )
     divide_by_deviation: bool = Field(
         default=False,
         description="advantages are divided by the standard deviation of the group's rewards, as in GRPO "
@@ -146,7 +173,20 @@ class ObjectiveConfig(Record):
         return self.kl_coefficient > 0 and self.kl_estimator == "k3_in_loss"
 
     @model_validator(mode="after")
+    def _known_plugins(self) -> Self:
+        ADVANTAGES.refuse_unknown([self.advantages])
+        LOSSES.refuse_unknown([self.loss])
+        return self
+
+    @model_validator(mode="after")
     def _division_of_whole_attempts(self) -> Self:
+        is_own = self.advantages != GROUP_MEAN
+        if is_own and (self.credit == "edit" or self.divide_by_deviation or self.divide_by_length):
+            raise ValueError(
+                f"advantages is {self.advantages!r} with credit {self.credit!r}, divide_by_deviation "
+                f"{self.divide_by_deviation} and divide_by_length {self.divide_by_length}, wanted credit 'trajectory' "
+                f"and false, which change {GROUP_MEAN!r} alone"
+            )
         if self.credit == "edit" and (self.divide_by_deviation or self.divide_by_length):
             raise ValueError(
                 f"divide_by_deviation is {self.divide_by_deviation} and divide_by_length is "

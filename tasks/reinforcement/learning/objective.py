@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.infra.platform.errors import TrainingError
 from ostinato.models.device import on_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.training.drafts import draft_divergence
@@ -20,7 +21,7 @@ from ostinato.models.training.objective import k3_nats
 from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.learning.batches.packing import Microbatch
 from ostinato.tasks.reinforcement.learning.batches.scoring import score_batch
-from ostinato.tasks.reinforcement.learning.config import LearningConfig, ObjectiveConfig
+from ostinato.tasks.reinforcement.learning.config import LOSSES, LearningConfig, ObjectiveConfig
 from ostinato.tasks.reinforcement.learning.report import TokenScores
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any cap and still finite in fp32
@@ -30,9 +31,9 @@ LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond any cap and still finite in fp32
 class PolicyLoss:
     """Loss of a microbatch with the weight of each sampled token."""
 
-    total: Tensor
-    importance_weights_N: Tensor
-    is_clipped_N: Tensor
+    total: Tensor  # a scalar, divided by loss_divisor_tokens
+    importance_weights_N: Tensor  # 1: not weighted
+    is_clipped_N: Tensor  # tokens without a gradient
 
 
 def entropy_coefficient(samples: Sequence[Sample], objective: ObjectiveConfig) -> float:
@@ -79,6 +80,25 @@ def policy_loss(
     )
 
 
+def named_loss(
+    logprobs_N: Tensor, rollout_logprobs_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
+) -> PolicyLoss:
+    """The loss that the recipe names. TrainingError unless it is finite, with a weight and a mark per token."""
+    loss = LOSSES.load(config.loss)(logprobs_N, rollout_logprobs_N, advantages_N, config)
+    if not isinstance(loss, PolicyLoss):
+        raise TrainingError(f"loss {config.loss!r} gave {type(loss).__name__}, wanted a PolicyLoss")
+    shapes = [
+        tuple(tensor.shape) for tensor in (loss.total, loss.importance_weights_N, loss.is_clipped_N)
+    ]
+    wanted = [(), tuple(logprobs_N.shape), tuple(logprobs_N.shape)]
+    if shapes != wanted or not bool(torch.isfinite(loss.total)):
+        raise TrainingError(
+            f"loss {config.loss!r} is {float(loss.total.detach().sum())} with shapes {shapes} of total, weights and "
+            f"marks, wanted a finite one with {wanted}"
+        )
+    return loss
+
+
 def microbatch_loss(
     model: TrainerModel,
     batch: Microbatch,
@@ -100,7 +120,7 @@ def microbatch_loss(
     if entropy_weight:
         bonus_N = entropy_bonus(logprobs_N, entropy_BT[mask_BT], entropy_weight)
         advantages_N = advantages_N + bonus_N
-    policy = policy_loss(logprobs_N, on_device(rollout_logprobs_N), advantages_N, objective)
+    policy = named_loss(logprobs_N, on_device(rollout_logprobs_N), advantages_N, objective)
     total = policy.total
     if reference_BT is not None:
         kl_N = k3_nats(logprobs_N, reference_BT[mask_BT])

@@ -15,8 +15,10 @@ from statistics import pstdev
 import numpy as np
 
 from ostinato.infra.agent.transcript import Segment
+from ostinato.infra.platform.errors import GradingError
+from ostinato.infra.platform.plugins import bounded_number
 from ostinato.tasks.records import Group, Sample, Trajectory
-from ostinato.tasks.reinforcement.learning.config import ObjectiveConfig
+from ostinato.tasks.reinforcement.learning.config import ADVANTAGES, GROUP_MEAN, ObjectiveConfig
 
 # Relative difference of equal rewards whose terms were added in other steps. Divided by the deviation of such a group, it
 # would count as much as a solved problem.
@@ -114,19 +116,40 @@ def make_sample(
     )
 
 
+def group_mean(members: Sequence[Trajectory]) -> list[float]:
+    """Advantage of each attempt of a group: its reward minus the group's mean."""
+    return center_rewards([member.reward.total for member in members])
+
+
+def _advantages_by(name: str, members: Sequence[Trajectory]) -> list[_Centred]:
+    """The numbers that a package gives the attempts of a group. GradingError unless each attempt has a finite one."""
+    what = f"advantages {name!r}"
+    given = list(ADVANTAGES.load(name)(members))
+    if len(given) != len(members):
+        raise GradingError(
+            f"{what} of group {members[0].group_id} are {len(given)} numbers, wanted {len(members)}, one per attempt"
+        )
+    return [
+        _Centred(bounded_number(f"{what} of attempt {member.trajectory_id}", value), 1.0)
+        for member, value in zip(members, given, strict=True)
+    ]
+
+
 def make_samples(group: Group, objective: ObjectiveConfig) -> tuple[Sample, ...]:
     """One sample per segment of every trajectory of the group."""
     members = trained_members(group)
     segments = [trained_segments(member) for member in members]
-    rewards = [member.reward.total for member in members]
-    lengths = [sum(segment.sampled_tokens for segment in own) for own in segments]
+    if objective.advantages == GROUP_MEAN:
+        rewards = [member.reward.total for member in members]
+        lengths = [sum(segment.sampled_tokens for segment in own) for own in segments]
+        advantages = _center(rewards, lengths, objective)
+    else:
+        advantages = _advantages_by(objective.advantages, members)
     return tuple(
         make_sample(
             group, member, number, segment, centred.advantage_of(member.reward.of_segment(number))
         )
-        for member, own, centred in zip(
-            members, segments, _center(rewards, lengths, objective), strict=True
-        )
+        for member, own, centred in zip(members, segments, advantages, strict=True)
         for number, segment in enumerate(own)
     )
 
