@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.platform.objects.s3 import S3Options
+from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.weights.manifest import list_versions
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.infra.serving.weights.retrying_store import RetryingStore
@@ -24,12 +24,12 @@ from tests.unit.infra.serving.weights.strategies import same_bits
 BUCKET = "chains"
 
 
-def options_for(url: str) -> S3Options:
-    return S3Options(
-        endpoint_url=url,
-        region="eu-west-1",
-        access_key_id="test",
-        secret_access_key=SecretStr("test"),
+def settings_for(url: str) -> Settings:
+    return Settings(
+        s3_endpoint_url=url,
+        s3_region="eu-west-1",
+        s3_access_key_id="test",
+        s3_secret_access_key=SecretStr("test"),
     )
 
 
@@ -55,7 +55,7 @@ def s3() -> Iterator[FaultyS3]:
 @pytest.fixture
 def store(s3: FaultyS3, tmp_path: Path) -> Iterator[ObjectStore]:
     s3.plan, s3.always, s3.injected = [], None, []
-    yield ObjectStore.from_url(f"s3://{BUCKET}/{tmp_path.name}", options_for(s3.url))
+    yield ObjectStore.from_url(f"s3://{BUCKET}/{tmp_path.name}", settings_for(s3.url))
     s3.plan, s3.always = [], None
 
 

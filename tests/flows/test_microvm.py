@@ -1,6 +1,7 @@
 """`[rollout] sandbox = "microvm"`: attempts in virtual machines, graded as all others are."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,7 @@ def test_evaluation_gateway_and_chat_honour_the_kind_of_sandbox(monkeypatch, tmp
         sandbox=SandboxKind.MICROVM,
     )
     shard = ShardRequest(evaluation=evaluation, index=0, count=1)
+    (tmp_path / "git").symlink_to(shutil.which("git") or "git")
     monkeypatch.setenv("PATH", str(tmp_path))
 
     async def chat() -> None:

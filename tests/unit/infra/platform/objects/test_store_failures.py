@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.platform.objects.s3 import S3Options
+from ostinato.infra.platform.settings import Settings
 
 _WRITER = """
 import sys
@@ -44,13 +44,13 @@ def test_full_disk_is_one_clear_message() -> None:
 
 
 def test_closed_port_of_s3_fails_within_seconds_naming_url_and_setting() -> None:
-    options = S3Options(
-        endpoint_url="http://127.0.0.1:9",
-        region="eu-west-1",
-        access_key_id="test",
-        secret_access_key=SecretStr("test"),
+    settings = Settings(
+        s3_endpoint_url="http://127.0.0.1:9",
+        s3_region="eu-west-1",
+        s3_access_key_id="test",
+        s3_secret_access_key=SecretStr("test"),
     )
-    objects = ObjectStore.from_url("s3://bucket/prefix", options)
+    objects = ObjectStore.from_url("s3://bucket/prefix", settings)
     began = time.monotonic()
 
     with pytest.raises(StorageError, match=r"s3://bucket/prefix.*OSTINATO_S3_ENDPOINT_URL"):

@@ -14,19 +14,22 @@ from tests.unit.tasks.realtime.promotion.test_serving_line import decision
 KILLED = """
 import os, signal, sys
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.repositories import PromotionRepository
+from ostinato.infra.platform.ledger.repositories import PROMOTIONS, PromotionRepository
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from tests.unit.tasks.realtime.promotion.test_serving_line import decision
 
 ledger = Ledger(sys.argv[1])
-name = "_add" if sys.argv[2] == "inside" else "promote"
-whole = getattr(PromotionRepository, name)
+# inside: after the row is inserted, before the transaction ends
+owner, name = (
+    (type(PROMOTIONS), "insert") if sys.argv[2] == "inside" else (PromotionRepository, "promote")
+)
+whole = getattr(owner, name)
 
 def die(*arguments, **named):
     whole(*arguments, **named)
     os.kill(os.getpid(), signal.SIGKILL)
 
-setattr(PromotionRepository, name, die)
+setattr(owner, name, die)
 ServingLine(ledger, "nano", clock=lambda: 2.0).decide(decision("b"))
 """
 
