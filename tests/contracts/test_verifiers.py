@@ -44,7 +44,9 @@ def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    return Renderer(train_tokenizer([path.read_text() for path in TOYS.iterdir()], vocab_size=400))
+    return Renderer(
+        train_tokenizer([path.read_text() for path in sorted(TOYS.glob("*.py"))], vocab_size=400)
+    )
 
 
 def draw(directory: Path, name: str, **counts: int) -> tuple[PreparedRepository, list[Problem]]:

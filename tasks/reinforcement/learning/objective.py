@@ -83,7 +83,9 @@ def policy_loss(
 def named_loss(
     logprobs_N: Tensor, rollout_logprobs_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
 ) -> PolicyLoss:
-    """The loss that the recipe names. TrainingError unless it is finite, with a weight and a mark per token."""
+    """The loss that the recipe names. TrainingError unless it has a total, and a weight and a mark per token. A total
+    that is not finite is refused by all ranks together, through the norm of its gradient.
+    """
     loss = LOSSES.load(config.loss)(logprobs_N, rollout_logprobs_N, advantages_N, config)
     if not isinstance(loss, PolicyLoss):
         raise TrainingError(f"loss {config.loss!r} gave {type(loss).__name__}, wanted a PolicyLoss")
@@ -91,10 +93,9 @@ def named_loss(
         tuple(tensor.shape) for tensor in (loss.total, loss.importance_weights_N, loss.is_clipped_N)
     ]
     wanted = [(), tuple(logprobs_N.shape), tuple(logprobs_N.shape)]
-    if shapes != wanted or not bool(torch.isfinite(loss.total)):
+    if shapes != wanted:
         raise TrainingError(
-            f"loss {config.loss!r} is {float(loss.total.detach().sum())} with shapes {shapes} of total, weights and "
-            f"marks, wanted a finite one with {wanted}"
+            f"loss {config.loss!r} gave total, weights and marks of shapes {shapes}, wanted {wanted}"
         )
     return loss
 
