@@ -31,6 +31,7 @@ _ACTS = {
     "os.fork": "processes", "os.exec": "processes",
     "socket.bind": "connections", "socket.connect": "connections", "socket.sendto": "connections",
 }  # fmt: skip
+_MARK = ("default", None, type("EffectsMark", (Warning,), {}), None, 0)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _HELD = ("open files", "threads")  # which a call that waits may hold
 
@@ -49,6 +50,9 @@ class Effects:
         if is_method and plain and not isinstance(plain[0], _MUTABLE):
             del self._arguments[0]
         self._before = self._forms()
+        if _MARK not in warnings.filters[:1]:
+            # a filter that is the first one already would leave the list as it is
+            warnings.filters[:] = [_MARK, *(each for each in warnings.filters if each != _MARK)]
         self._state = _process_state()
         self._written = _written()
 

@@ -27,6 +27,7 @@ LASTING = {
     "decimal.getcontext().prec = 3": "changes decimal context",
     "locale.setlocale(locale.LC_ALL, 'C.UTF-8')": "changes locale",
     "warnings.simplefilter('ignore')": "changes filters of warnings",
+    "warnings.simplefilter('ignore', Warning)": "changes filters of warnings",  # the same filter again
     "logging.disable(50)": "changes logging",
     "logging.getLogger().addHandler(logging.NullHandler())": "changes logging",
     "sys.excepthook = print": "changes streams and hooks",
