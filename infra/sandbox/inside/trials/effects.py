@@ -50,9 +50,10 @@ class Effects:
         if is_method and plain and not isinstance(plain[0], _MUTABLE):
             del self._arguments[0]
         self._before = self._forms()
-        if _MARK not in warnings.filters[:1]:
+        filters: Any = warnings.filters
+        if _MARK not in filters[:1]:
             # a filter that is the first one already would leave the list as it is
-            warnings.filters[:] = [_MARK, *(each for each in warnings.filters if each != _MARK)]
+            filters[:] = [_MARK, *(each for each in filters if each != _MARK)]
         self._state = _process_state()
         self._written = _written()
 
