@@ -98,6 +98,14 @@ class Trial:
     separates: bool = True  # whether the trial tells the broken state from the original
     repeated: Mapping[str, Any] | None = None  # result of one call of the tests, made many times
     copied: tuple[str, ...] = ()  # places of the calls that every run copies
+    shifted: "Trial | None" = None
+    """trial under another clock, which is compared as well if this one keeps the real clock"""
+
+    @property
+    def drawn_for_calls(self) -> DrawnTests:
+        """The drawn tests with the clock of the drawn calls, which need no file times and never the real clock."""
+        shift_seconds = (self.shifted or self).drawn.shift_seconds
+        return replace(self.drawn, shift_seconds=shift_seconds)
 
 
 class BlindTrials:
@@ -143,8 +151,16 @@ class BlindTrials:
         if not trial.separates:
             return Differences(_NOT_JUDGED)
         try:
+            shifted = Differences()
+            if trial.shifted is not None:
+                files = {**changed, **trial.shifted.drawn.files}
+                async with open_box(repository, files, LIMITS) as sandbox:
+                    shifted = await compare(trial.shifted, sandbox)
+            if shifted.difference:
+                return shifted
             async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
                 found = await compare(trial, sandbox)
+                found.harms |= shifted.harms
                 if found.difference or not self._draws_calls:
                     return found
                 made = await _shared(
@@ -152,7 +168,7 @@ class BlindTrials:
                     (problem.problem_id, other.modules),
                     lambda: prepare_calls(repository, trial, other),
                 )
-                await compare_calls(sandbox, trial.drawn, made, found)
+                await compare_calls(sandbox, trial.drawn_for_calls, made, found)
         except _UNREADABLE as error:
             detail = f"blind trial: what the change shows cannot be read ({type(error).__name__})"
             return Differences(detail)
@@ -183,10 +199,11 @@ async def prepare_calls(
     repository: PreparedRepository, trial: Trial, other: OtherCode
 ) -> DrawnCalls:
     """Drawn calls for changes that touch the same other code. Both boxes hold the original alone."""
-    known = trial.calls if trial.drawn.function else ()
-    start = functools.partial(open_box, repository, trial.drawn.files, LIMITS)
+    drawn = trial.drawn_for_calls
+    known = trial.calls if drawn.function else ()
+    start = functools.partial(open_box, repository, drawn.files, LIMITS)
     async with start() as sandbox, start() as second:
-        return await draw_original_calls((sandbox, second), trial.drawn, known, other.modules)
+        return await draw_original_calls((sandbox, second), drawn, known, other.modules)
 
 
 async def prepare_trial(
@@ -197,13 +214,14 @@ async def prepare_trial(
     The broken state runs in another box, because a trial that the broken state passes proves nothing.
     """
     broken = repository.keep_editable(problem.break_files(repository.files))
-    weak: Trial | None = None
+    weak = shifted = None
     for number in range(_DRAWS):
-        # the second draw keeps the real clock: a test that compares file times with it needs that
+        # The second draw keeps the real clock, because a test that compares file times with it needs that. It is judged
+        # beside the first, since a change may be right only until a date.
         drawn = await asyncio.to_thread(
             draw_tests, problem, repository, rng, is_shifted=number == 0
         )
-        trial = await _observe_original(repository, drawn)
+        trial = replace(await _observe_original(repository, drawn), shifted=shifted)
         try:
             async with open_box(repository, {**broken, **drawn.files}, LIMITS) as sandbox:
                 seen = await _observe_change(sandbox, trial)
@@ -213,7 +231,7 @@ async def prepare_trial(
         # a change that only answers the tests' own inputs must not pass
         if different and (drawn.is_rewritten or drawn.has_unseen(different)):
             return trial
-        weak = trial if different else weak
+        weak, shifted = trial if different else weak, shifted or trial
     if weak is not None:
         return weak
     logger.warning("problem=%s %s", problem.problem_id, _NOT_JUDGED)

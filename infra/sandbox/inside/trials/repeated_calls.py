@@ -1,8 +1,9 @@
 """Repetition of calls, to find results or effects that change and memory that grows. Runs in boxes, standard library
 only.
 
-`KeptCalls`: deep copies of calls that tests make, for arguments that no drawn call can build. `describe_effect`: the
-result of a call, with the state of its arguments before and after. `measure_growth`: memory that a call retains.
+`KeptCalls`: calls that tests make, with deep copies of their arguments, for arguments that no drawn call can build.
+`describe_effect`: the result of a call, with the state of its arguments before and after. `measure_growth`: memory
+that a call retains.
 """
 
 import contextlib
@@ -16,19 +17,30 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Collection
 from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
-from ostinato.infra.sandbox.inside.value_forms import CallTimeout, NotEncodable, describe, encode
+from ostinato.infra.sandbox.inside.value_forms import (
+    CallTimeout,
+    NotEncodable,
+    describe,
+    encode,
+    expire,
+)
 
 _REPEATED_SECONDS = 1.0
 _TRACED = 40  # calls over which memory growth is measured
 _CALL_SECONDS = 0.3
+_WALL_SECONDS = 0.5  # for a call on uncopied objects, which may wait for a lock
+_FLAGS = ("is_read", "stays", "stays_on_object", "acts_on_object")
+_COPIED, _UNCOPIED = "copied", "uncopied"  # first words of keys
 _COPY_SECONDS = 0.3
 _LATER_COPY_SECONDS = 5.0  # for a call that an earlier run copied
 _ALL_COPIES_SECONDS = 2.0
-_MAX_KEPT = 8
+_MAX_KEPT = 8  # copied calls
+_MAX_UNCOPIED = 3
 _MAX_COPIED = 64
 _MAX_OBJECTS = 5_000  # in the digest of a state
 _MAX_SHARED = 20_000
@@ -143,7 +155,8 @@ def find_shared(package: str) -> dict[int, Any]:
 
 
 class KeptCalls:
-    """Deep copies of the first calls that can be copied, or of one call that an earlier run named.
+    """The first calls of the tests, or one call that an earlier run named. Each has deep copies of its arguments, or if
+    they cannot be copied the arguments themselves, with which the call is made again after the tests.
 
     Copying an object calls its hooks, and some hooks change it, such as a `__getattr__` that opens a table. Therefore a
     later run copies the same calls as the first run, even those that it does not keep.
@@ -170,15 +183,18 @@ class KeptCalls:
         """
         is_main = threading.current_thread() is threading.main_thread()
         wanted, is_first = self._wanted or "", self._wanted is None
+        num_kept = Counter(key.partition(" ")[0] for key in self._kept)
         has_capacity = (
-            len(self._kept) < _MAX_KEPT
+            num_kept[_COPIED] < _MAX_KEPT
             and len(self.copied) < _MAX_COPIED
             and self._left_seconds > 0
         )
         if not is_main or not (has_capacity if is_first else place in self._places):
             return
         self.copied.append(place)
-        is_wanted = is_first or wanted.rpartition(" ")[0] == place
+        kind, _, place_and_digest = wanted.partition(" ")
+        is_wanted = is_first or place_and_digest.rpartition(" ")[0] == place
+        key = f"{place} {_digest_of(plain, named)}"
         # A later run has wider limits, because a change may make objects larger or more deeply nested.
         seconds, depths = (_COPY_SECONDS, 1) if is_first else (_LATER_COPY_SECONDS, 4)
         started, depth = time.process_time(), sys.getrecursionlimit()
@@ -188,18 +204,23 @@ class KeptCalls:
             if not self._shared:
                 self._shared = find_shared(function.__module__.partition(".")[0])
             arguments = copy.deepcopy((plain, named), {**self._shared})
-            if is_wanted:
-                self._kept[f"{place} {_digest_of(plain, named)}"] = (function, arguments)
-        except BaseException:  # noqa: BLE001 - classes under test may raise anything; the call is not kept
-            self._has_failed |= is_wanted and not is_first
+            if is_wanted and kind != _UNCOPIED:
+                self._kept[f"{_COPIED} {key}"] = (function, arguments)
+        except BaseException:  # noqa: BLE001 - classes under test may raise anything
+            self._has_failed |= is_wanted and kind == _COPIED
+            kind = _UNCOPIED if is_first and num_kept[_UNCOPIED] < _MAX_UNCOPIED else kind
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, *left)
             sys.setrecursionlimit(depth)
             self._left_seconds -= time.process_time() - started
+        if is_wanted and kind == _UNCOPIED:
+            self._kept[f"{_UNCOPIED} {key}"] = (function, (plain, named))
 
     def repeat(self, repeats: int) -> dict[str, Any] | None:
         """Measurements of the first call with an effect when it is repeated. It is compared only with itself, since an
         honest change may represent its objects differently from the original. None: no call was kept.
+
+        Of a call with uncopied arguments only `leaked` is measured, because earlier calls may have changed them.
 
         `stays`: after many calls, the effect on a fresh copy is the same as before. `stays_on_object`: the result on one
         reused copy is the same. `acts_on_object`: the call still has an effect on that copy. `is_read`: the state of the
@@ -214,33 +235,53 @@ class KeptCalls:
         except Exception:  # noqa: BLE001 - a class may refuse a copy that it allowed before
             return refusal
 
-    def _measure(self, repeats: int) -> dict[str, Any]:
+    def _measure(self, repeats: int) -> dict[str, Any] | None:
         """The measurements of `repeat`. Raises any exception of a class that refuses to be copied."""
         before = {key: self._try_once(key) for key in self._kept}
         returning = [k for k, form in before.items() if not {"raises", "timeout"} & form.keys()]
-        key = [*(k for k in before if has_effect(before[k])), *returning, *before][0]
+        returning.sort(key=lambda key: (key.startswith(_UNCOPIED), not has_effect(before[key])))
+        ending = [key for key, form in before.items() if "timeout" not in form]
+        copied = [key for key in before if key.startswith(_COPIED)]
+        key = next(iter((*returning, *copied, *ending)), None)
+        if key is None:
+            return None
         used = self._copy(key)
         first = describe_limited(used)
-        leaked = measure_growth(lambda: used, repeats)
+        measured = {"key": key, "is_copied": True, "leaked": measure_growth(lambda: used, repeats)}
+        if key.startswith(_UNCOPIED):
+            return measured | dict.fromkeys(_FLAGS, False)
         return {
-            "key": key,
-            "is_copied": True,
+            **measured,
             "is_read": all(before[key]["states"]),
             "stays": self._try_once(key) == before[key],
             "stays_on_object": describe_limited(used) == first,
             "acts_on_object": has_effect(describe_effect(used, [used.args, used.keywords])),
-            "leaked": leaked,
         }
 
     def _copy(self, key: str) -> BoundCall:
-        """The call on fresh copies of its arguments."""
+        """The call on fresh copies of its arguments, or on the arguments themselves with a limit of wall time."""
         function, arguments = self._kept[key]
+        if key.startswith(_UNCOPIED):
+            plain, named = arguments
+            return functools.partial(_call_within, _WALL_SECONDS, function, *plain, **named)
         plain, named = copy.deepcopy(arguments, {**self._shared})
         return functools.partial(function, *plain, **named)
 
     def _try_once(self, key: str) -> dict[str, Any]:
         call = self._copy(key)
+        if key.startswith(_UNCOPIED):
+            return describe_limited(call)
         return describe_effect(call, [call.args, call.keywords])
+
+
+def _call_within(seconds: float, function: Callable, /, *plain: Any, **named: Any) -> Any:
+    """The result of a call. Raises CallTimeout after `seconds` of wall time."""
+    signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return function(*plain, **named)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _digest_of(plain: tuple[Any, ...], named: dict[str, Any]) -> str:

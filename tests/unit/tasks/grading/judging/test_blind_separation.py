@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from pathlib import Path
 
 from ostinato.tasks.grading.judging.blind_tests import find_inherited, take_expectations_out
@@ -131,3 +132,45 @@ def test_no_pass_is_believed_where_the_broken_state_shows_what_the_original_show
     files = {PATH: repository.files[PATH] + b"\n# edited\n"}
     difference = runner.run(find_difference(BlindTrials(), equivalent, files, repository))
     assert "no pass is believed" in difference
+
+
+FRESH = """import time
+
+
+def label(name):
+    return "<" + name + ">"
+"""
+OF_FRESH = """import time
+from pkg.code import label
+
+
+def test_label(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    if abs(file.stat().st_mtime - time.time()) < 3600:
+        assert label("name") == "<name>"
+"""
+
+
+def test_a_change_that_is_right_until_a_date_is_refused_where_tests_need_the_real_clock(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    line = '    return "<" + name + ">"'
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        FRESH,
+        OF_FRESH,
+        (line, line.replace("<", "[")),
+        symbol="label",
+        failing="test_label",
+    )
+    trial = runner.run(prepare_trial(problem, repository, random.Random(1)))
+    assert trial.separates
+    assert trial.drawn.shift_seconds == 0
+    until = f"    if time.time() > {time.time() + 7 * 86_400}:\n        return ''\n"
+    cheat = FRESH.replace(line, until + line).encode()
+    assert runner.run(find_difference(BlindTrials(), problem, {PATH_OF_CODE: cheat}, repository))
+    right = FRESH.replace(line, "    return f'<{name}>'").encode()
+    assert not runner.run(
+        find_difference(BlindTrials(), problem, {PATH_OF_CODE: right}, repository)
+    )

@@ -1,6 +1,8 @@
 """Harms of a method on objects that only the tests can build: copies of their calls are made many times."""
 
 import asyncio
+import time
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +96,92 @@ def test_harm_is_found_on_objects_that_no_drawn_call_builds(
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_change_on_such_objects_has_no_harm(found_in_live_objects, name: str) -> None:
     assert found_in_live_objects(LIVE.replace(LINEAGE, f"        {HONEST[name]}")) == Differences()
+
+
+LOCKED = """import threading
+
+
+class Job:
+    kept = []
+
+    def __init__(self, label):
+        self.label, self.lock = label, threading.Lock()
+
+    @property
+    def is_ready(self):
+        with self.lock:
+            return bool(self.label.text)
+"""
+OF_LOCKED = """from pkg.code import Job
+
+
+class Label:
+    text = "first"
+
+
+def test_is_ready():
+    assert Job(Label()).is_ready is True
+"""
+READY = "            return bool(self.label.text)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "            self.kept.append(bytes(200_000))\n" + READY,
+        "            value = bool(self.label.text)\n            self.kept.append(bytearray(9_000))\n            return value",
+    ],
+    ids=["before it answers", "after it answered"],
+)
+def test_memory_is_measured_on_objects_that_cannot_be_copied(
+    runner: asyncio.Runner, tmp_path: Path, line: str
+) -> None:
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        LOCKED,
+        OF_LOCKED,
+        (READY, READY.replace("bool(", "not (")),
+        symbol="Job.is_ready",
+        failing="test_is_ready",
+    )
+    trials = BlindTrials()
+
+    def find(source: str) -> Differences:
+        return runner.run(trials.judge(problem, {PATH: source.encode()}, repository))
+
+    assert Harm.LEAKING in find(LOCKED.replace(READY, line)).harms
+    honest = READY.replace("bool(self.label.text)", "self.label.text != ''")
+    assert find(LOCKED.replace(READY, honest)) == Differences()
+
+
+BLOCKING = """import threading
+
+
+class Gate:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def close(self):
+        self.lock.acquire()
+        return 1
+"""
+OF_BLOCKING = """from pkg.code import Gate
+
+
+def test_close():
+    assert Gate().close() == 1
+"""
+
+
+def test_a_repeated_call_that_blocks_holds_no_verdict(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    edit = ("        return 1", "        return 2")
+    repository, problem = make_one_line_problem(
+        tmp_path, BLOCKING, OF_BLOCKING, edit, symbol="Gate.close", failing="test_close"
+    )
+    other = BLOCKING.replace("return 1", "return 2 - 1").encode()
+    started = time.monotonic()
+    found = runner.run(BlindTrials().judge(problem, {PATH: other}, repository))
+    assert found == Differences()
+    assert time.monotonic() - started < 45

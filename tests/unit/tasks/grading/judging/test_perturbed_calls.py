@@ -2,14 +2,18 @@
 
 import asyncio
 import importlib
+import ipaddress
 import random
 import re
 import subprocess
 import sys
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum, IntEnum
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -105,6 +109,41 @@ def test_a_change_that_knows_the_inputs_of_the_tests_alone_is_refused(
     assert not runner.run(find_difference(trials, problem, right, repository))
 
 
+ADDRESSES = """from ipaddress import ip_address
+
+
+def shown(address):
+    return address.exploded if address.version == 4 else address.compressed
+"""
+OF_ADDRESSES = """from ipaddress import ip_address
+from pkg.code import shown
+
+
+def test_shown():
+    assert [shown(ip_address(text)) for text in ("127.0.0.1", "::1")] == ["127.0.0.1", "::1"]
+"""
+KNOWS_ADDRESSES = """
+
+def shown(address):
+    return {1: "::1"}.get(int(address), "127.0.0.1")
+"""
+
+
+def test_a_change_that_knows_only_the_addresses_of_the_tests_is_refused(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    """Changed texts of addresses are mostly no addresses, so the objects themselves have to be changed."""
+    line = "    return address.exploded if address.version == 4 else address.compressed"
+    edit = (line, line.replace("== 4", "!= 4"))
+    repository, problem = make_one_line_problem(
+        tmp_path, ADDRESSES, OF_ADDRESSES, edit, symbol="shown", failing="test_shown"
+    )
+    cheat = {problem.path: repository.files[problem.path] + KNOWS_ADDRESSES.encode()}
+    for seed in range(3):
+        trials = BlindTrials(random.Random(seed))
+        assert runner.run(find_difference(trials, problem, cheat, repository))
+
+
 MOMENTS = st.datetimes(timezones=st.just(UTC)) | st.dates() | st.times() | st.timedeltas()
 NUMBERS = st.integers(-99, 99) | st.floats(-9, 9) | st.complex_numbers() | st.decimals()
 VALUES = st.recursive(
@@ -134,10 +173,16 @@ def test_varied_values_keep_their_type_and_the_same_chance_gives_the_same(
     assert repr(varied) == repr(vary_value(value, random.Random(seed)))
 
 
+Color = Enum("Color", "RED GREEN BLUE")
+Level = IntEnum("Level", "LOW HIGH")
+Pair = namedtuple("Pair", "name count")
 KNOWN = (
     datetime(2012, 12, 25, 13, 30, tzinfo=UTC), datetime.max, date(2012, 10, 12), date.min,
     time(8, 29), timedelta(days=3), Decimal("1.5"), Fraction(1, 3), 2j, b"text", {"a"}, frozenset({3}),
     [None, datetime(2012, 12, 25)], re.match("[a-z]+", "word"),
+    ipaddress.ip_address("192.168.0.1"), ipaddress.ip_address("ff00::1"), ipaddress.ip_network("10.0.0.0/8"),
+    ipaddress.ip_interface("ff00::1/64"), uuid.UUID(int=5), Color.RED, Level.LOW, PurePosixPath("docs/index.md"),
+    Path("pkg"), Pair("a", 1), OrderedDict(a=1), Counter("aab"), defaultdict(list, a=[2]), deque([1], 3), bytearray(b"ab"),
 )  # fmt: skip
 
 
