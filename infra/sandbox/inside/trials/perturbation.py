@@ -110,7 +110,8 @@ def _vary_container(value: Any, rng: random.Random) -> Any:
                 changed = copy.copy(value)
                 changed[list(value)[place] if is_mapping else place] = other
                 return changed
-            return kind._make(items) if hasattr(kind, "_make") else kind(items)
+            make: Any = getattr(kind, "_make", kind)  # of a named tuple
+            return make(items)
     return value
 
 
