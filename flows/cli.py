@@ -1,11 +1,9 @@
 """`ostinato`: the commands a person types. Each is a few lines over a flow or a service. Nothing is computed here."""
 
 import importlib.metadata
-import json
 import logging
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +17,7 @@ from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.deploy_commands import deploy, deploy_files
 from ostinato.flows.commands.key_commands import keys
 from ostinato.flows.commands.launching import (
+    FlowFailed,
     KeepOption,
     RebuildOption,
     RecipeOption,
@@ -31,6 +30,7 @@ from ostinato.flows.commands.problem_sets import certify, problem_sets
 from ostinato.flows.commands.recipe_commands import recipes, try_formats
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.recipe_choice import RecipeChoice
+from ostinato.flows.python_api import open_home
 from ostinato.flows.recipe import is_reference, load_recipe
 from ostinato.flows.stages import lineage
 from ostinato.flows.stages.checkpoints import refuse_unknown
@@ -49,7 +49,6 @@ CHAT = "ostinato.flows.chat.command"
 # Loaded by name: importing scipy, matplotlib or SQLAlchemy would delay every other command by a second.
 DOCTOR = "ostinato.flows.commands.doctor"
 GARBAGE = "ostinato.flows.commands.garbage"
-FIND_ATTEMPTS = "ostinato.flows.reporting.attempts:find_attempts"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.attempts:describe"
 PLANNING = "ostinato.flows.commands.planning"
 REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
@@ -164,30 +163,23 @@ def evaluate(
     ] = False,
 ) -> CommandResult:
     """Evaluates a checkpoint on held-out problems. Exit code 1: the gate failed. 2 or 3: the evaluation itself failed."""
-    outside = _endpoint(endpoint, model, key_env)
-    with tempfile.TemporaryDirectory() as scratch:
-        place = (report or Path(scratch)).resolve()
-        parameters = {
-            "checkpoint": checkpoint,
-            "suite": suite.value,
-            "against": against,
-            "endpoint": None if outside is None else outside.model_dump(mode="json"),
-            "commit": commit,
-            "report_directory": str(place),
-        }
-        options = make_options(settings, keep, None)
-        named = [*([] if outside else [checkpoint]), *([against] if against else [])]
-        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
-        refuse_unknown(load_settings(), loaded, named)
-        flow, written, code = "checkpoint_evaluation", place / "scorecard.json", 0
-        try:
-            launch_flow(flow, recipe, seed, options, parameters, is_watched=watch)
-        except typer.Exit as ended:
-            code = ended.exit_code
-            if not written.is_file():
-                raise
-        made = json.loads(written.read_text())
-        return CommandResult(made, lambda: load_entry(SHOW_ATTEMPTS)(made, open_console()), code)
+    try:
+        made = open_home().evaluate(
+            checkpoint,
+            recipe,
+            suite=suite,
+            against=against,
+            endpoint=_endpoint(endpoint, model, key_env),
+            seed=seed,
+            options=make_options(settings, keep, None),
+            commit=commit,
+            report_directory=report,
+            is_watched=watch,
+        )
+    except FlowFailed as error:
+        raise typer.Exit(error.code) from None
+    code = 1 if made.decision is not None and not made.decision.passed else 0
+    return CommandResult(made, lambda: load_entry(SHOW_ATTEMPTS)(made, open_console()), code)
 
 
 @app.command("compare-bases")
@@ -409,7 +401,7 @@ def show(
             raise ConfigError(f"--output writes attempts, and {name} is an artifact")
         found = lineage.trace(load_settings(), name)
         return CommandResult(found, lambda: typer.echo("\n".join(lineage.describe(found))))
-    attempts = load_entry(FIND_ATTEMPTS)(load_settings(), name)
+    attempts = open_home().attempts(name)
     if output is not None:
         written = load_entry(SAVE_ATTEMPTS)(output, name, attempts)
         return CommandResult(
@@ -469,8 +461,8 @@ def bisect(
 
 def _compute_again(run: str, step: int | None, metric: str, entry: str) -> CommandResult:
     """The result of `replay` and `bisect`. Its exit code is 1 when a step differs."""
-    settings = load_settings()
-    report = replaying.ask(settings, replaying.find_run(settings, run), step, metric, entry)
+    home = open_home()
+    report = replaying.ask(home.settings, home.run(run).directory, step, metric, entry)
 
     def show() -> None:
         replaying.show(report)

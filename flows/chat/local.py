@@ -1,4 +1,4 @@
-"""A checkpoint that `ostinato chat` loads into its own process."""
+"""A checkpoint that `ostinato chat`, or a Python program, loads into its own process."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -9,7 +9,11 @@ from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.cluster.child_main import load_entry
+from ostinato.models.decode.config import DecodingConfig
+from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.rendering import load_renderer
+
+LOAD_ENGINE = "ostinato.infra.serving.engine.start:load_engine"
 
 
 @contextlib.asynccontextmanager
@@ -23,7 +27,7 @@ async def load_local(
         promoted = reference == "promoted"
         ref = realtime.champion_ref(context) if promoted else context.artifacts.get(reference)
         directory, name = context.directory_of(ref), str(ref)
-    load_engine = load_entry("ostinato.infra.serving.engine.start:load_engine")
+    load_engine = load_entry(LOAD_ENGINE)
     harness = chain.harness_for(context.recipe, directory)
     sizes = {"max_context_tokens": harness.context_tokens} if chain.is_imported(directory) else {}
     engine = load_engine(
@@ -41,3 +45,31 @@ async def load_local(
         )
     finally:
         engine.close()
+
+
+async def sample_text(
+    directory: Path, prompt: str, max_new_tokens: int, temperature: float, seed: int
+) -> str:
+    """The text that a checkpoint samples after `prompt`, up to a stop token or `max_new_tokens`."""
+    renderer = load_renderer(directory)
+    token_ids = tuple(renderer.encode_content(prompt))
+    limit = len(token_ids) + max_new_tokens
+    sizes = {"slots": 1, "lookup_entries": 0, "max_context_tokens": limit}
+    engine = load_entry(LOAD_ENGINE)(directory, directory.name, DecodingConfig(), **sizes)
+    try:
+        request = GenerateRequest(
+            request_id="text",
+            session_id="text",
+            token_ids=token_ids,
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=renderer.stop_token_ids,
+            temperature=temperature,
+            seed=seed,
+            return_routes=False,
+        )
+        sampled = list((await engine.generate(request)).token_ids)
+    finally:
+        engine.close()
+    if sampled and sampled[-1] in renderer.stop_token_ids:
+        sampled.pop()
+    return renderer.decode(sampled)

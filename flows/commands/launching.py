@@ -16,8 +16,8 @@ from ostinato.flows.recipe import base_directory, load_recipe
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
-from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.platform.errors import ConfigError, OstinatoError
+from ostinato.infra.platform.settings import Settings, load_settings
 
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
@@ -57,7 +57,30 @@ def make_options(
         raise ConfigError("; ".join(texts)) from None
 
 
+class FlowFailed(OstinatoError):
+    """A flow ended without a result. Its process has printed the error."""
+
+    def __init__(self, message: str, code: int = 3) -> None:
+        super().__init__(message)
+        self.code = code  # exit code of the process
+
+
 def launch_flow(
+    flow: str,
+    recipe: str,
+    seed: int | None,
+    options: RunOptions,
+    parameters: Mapping[str, Any] | None = None,
+) -> Any:
+    """The result of a flow for a command, which exits with the exit code of a flow that failed."""
+    try:
+        return run_flow_process(load_settings(), flow, recipe, seed, options, parameters)
+    except FlowFailed as error:
+        raise typer.Exit(error.code) from None
+
+
+def run_flow_process(
+    settings: Settings,
     flow: str,
     recipe: str,
     seed: int | None,
@@ -66,13 +89,11 @@ def launch_flow(
     *,
     is_watched: bool = False,
 ) -> Any:
-    """Runs a flow in a child process, with a Prefect server. Returns the flow's result as JSON values, or
-    exits with the child's exit code.
+    """Runs a flow in a child process, with a Prefect server. Returns the flow's result as JSON values. Raises
+    FlowFailed.
     """
     if flow not in local_prefect.flow_names():
-        raise typer.BadParameter(
-            f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}"
-        )
+        raise ConfigError(f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}")
     # a mistake in the recipe is reported here, before anything starts
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     if flow in _TRAIN and "start" not in (parameters or {}):
@@ -88,11 +109,12 @@ def launch_flow(
         start, program = "ostinato.infra.platform.start", "ostinato.flows.commands.run_flow"
         command = [sys.executable, "-P", "-m", start, program, flow, *arguments]
         try:
-            with local_prefect.server(load_settings(), console) as (environment, await_server):
+            with local_prefect.server(settings, console) as (environment, await_server):
+                environment = settings.to_environment() | environment
                 code = run_foreground([*command, f"--answer={answer}"], environment, await_server)
         except KeyboardInterrupt:
             say("stopped; the same command continues from here")
             code = 130
         if code != 0:
-            raise typer.Exit(code)
+            raise FlowFailed(f"flow {flow} of recipe {recipe}: exit code {code}", code)
         return json.loads(answer.read_bytes())

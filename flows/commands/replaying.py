@@ -7,7 +7,6 @@ from rich.console import Console
 
 from ostinato.flows.reporting.tables import print_table
 from ostinato.flows.stages.console import open_console
-from ostinato.flows.stages.declared import REINFORCEMENT
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import METRICS, REQUEST, RequestEnvelope, read_record
 from ostinato.infra.platform.errors import ConfigError
@@ -21,26 +20,6 @@ from ostinato.tasks.reinforcement.records import (
 
 REPLAY = "ostinato.tasks.reinforcement.replay:main"
 BISECT = "ostinato.tasks.reinforcement.replay:bisect"
-
-
-def find_run(settings: Settings, name: str) -> Path:
-    """Workspace of an RL run by its path or id, or the newest one of a name such as nano-seed0."""
-    kind = REINFORCEMENT.kind
-    if Path(name).is_dir():
-        found = [Path(name)]
-    else:
-        runs = settings.home / "runs"
-        found = [*runs.glob(f"{name}/{kind}-*"), *runs.glob(f"*/{name}")]
-    found = [path for path in found if (path / METRICS).exists()]
-    if not found:
-        known = sorted(
-            f"{path.parent.parent.name} ({path.parent.name})"
-            for path in (settings.home / "runs").glob(f"*/{kind}-*/{METRICS}")
-        )
-        raise ConfigError(
-            f"--run {name}: no RL run with a finished step, wanted one of {', '.join(known) or 'none'}"
-        )
-    return max(found, key=lambda path: (path / METRICS).stat().st_mtime)
 
 
 def ask(settings: Settings, run: Path, step: int | None, metric: str, entry: str) -> ReplayReport:

@@ -38,6 +38,17 @@ class Attempt:
     segments: tuple[Segment, ...] = ()  # empty for evaluations, which do not store them
     token_texts: TokenTexts | None = None  # by token id; None: the tokenizer is not stored
 
+    @property
+    def is_solved(self) -> bool | None:
+        """Whether the verdict was passed. None: there is no verdict."""
+        verdict = self.facts.get("verdict")
+        return None if verdict is None else verdict["passed"]
+
+    @property
+    def reward(self) -> float | None:
+        """Sum of the reward's terms. None: the attempt was not graded, as those of users."""
+        return total_reward(self.facts)
+
 
 def find_attempts(settings: Settings, name: str) -> list[Attempt]:
     """Attempts by the id of a trajectory, group, run, interaction or session, with their prompts. ConfigError when

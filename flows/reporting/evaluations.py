@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from pydantic import Field
@@ -22,6 +21,7 @@ from ostinato.flows.stages.artifacts import optional, show_image, show_markdown,
 from ostinato.flows.stages.chain import ROWS_FILE, overlap_of
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.curves import figure_png
+from ostinato.flows.stages.declared import SCORECARD_JSON
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import GradingError
@@ -33,7 +33,7 @@ from ostinato.tasks.records import AttemptMeans, GateDecision, Metric, Scorecard
 
 logger = logging.getLogger(__name__)
 
-SCORECARD_JSON, SCORECARD_MARKDOWN = "scorecard.json", "scorecard.md"
+SCORECARD_MARKDOWN = "scorecard.md"
 UNKNOWN = "not known"  # overlap for other people's models, and for corpora made from other problems
 _GATE_KEY = "gate-solve-rates"
 _GATE_EXPECTED = (
@@ -103,9 +103,9 @@ def evaluation_as_markdown(report: EvaluationReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show_attempts(report: Mapping[str, Any], console: Console) -> None:
-    """Prints the means of attempts. `report`: an EvaluationReport as JSON."""
-    rows = attempt_rows(EvaluationReport.model_validate(report))
+def show_attempts(report: EvaluationReport, console: Console) -> None:
+    """Prints the means of attempts."""
+    rows = attempt_rows(report)
     if rows:
         print_table(console, rows, "means of attempts")
 

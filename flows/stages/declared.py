@@ -38,6 +38,7 @@ from ostinato.tasks.reinforcement.records import ReinforcementRequest, Reinforce
 from ostinato.tasks.retrieval.config import RetrievalRequest, RetrievalResult
 
 START_FILE = "stage.json"  # in the run directory of an unfinished stage
+SCORECARD_JSON = "scorecard.json"  # in the folder for an evaluation's report
 SUMMARY = "summary"  # key of an artifact's metadata: the stage's result as JSON
 Result = TypeVar("Result", bound=BaseModel)
 _PLACES = ("_directory", "_path", "run_id")  # endings of fields that hold a place on this machine

@@ -7,7 +7,7 @@ belongs to the recipe.
 import os
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -154,10 +154,10 @@ def check_home(home: Path) -> None:
     )
 
 
-def load_settings() -> Settings:
-    """Reads the environment. ConfigError names variable, value seen and value wanted."""
+def load_settings(**values: Any) -> Settings:
+    """Reads the environment. `values`: settings that override it. ConfigError names variable, value seen and value wanted."""
     try:
-        return Settings()
+        return Settings(**values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()

@@ -38,8 +38,9 @@ BROUGHT_BY = {
     "starlette": "fastapi",
     "triton": "torch",  # its build for CUDA
 }
-# of the extra `models`: imported by modules that are loaded when they are needed
+# of the extras `models` and `notebook`: imported when they are needed
 ON_DEMAND = {
+    "pandas": {"flows/python_api.py"},
     "transformers": {"tasks/conversion/gguf_file.py", "tasks/conversion/sentencepiece_file.py"},
     "sentencepiece": {"tasks/conversion/sentencepiece_file.py"},
     "gguf": {
@@ -119,7 +120,7 @@ def test_everything_imported_is_declared() -> None:
     tests = product.union(*(_declared(group) for group in TEST_GROUPS))
 
     assert _imported(with_tests=False) - product - BROUGHT_BY.keys() == ON_DEMAND.keys()
-    assert ON_DEMAND.keys() <= _declared("models")
+    assert ON_DEMAND.keys() <= _declared("models") | _declared("notebook")
     for name, known in ON_DEMAND.items():
         places = {
             path

@@ -2,10 +2,12 @@
 it twice, and a changed loss builds again what depends on it and nothing else.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +28,7 @@ from tests.fakes.prefect_here import open_api
 from tests.fakes.project_copy import Installation, ProjectCopy
 from tests.fakes.storage import remote_storage
 
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_look.ipynb"
 INSTALLED = "OSTINATO_TEST_COMMAND"  # what a wheel installed; `.ci/wheel` sets it
 OVERRIDES = (
     "reinforcement.evaluation.every_steps=2",
@@ -94,6 +97,7 @@ def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_r
     assert "held-out mutations" in page.read_text()
     context = StageContext.open("miniature", None, RunOptions(overrides=OVERRIDES))
     check_artifacts(context)
+    check_notebook()
     assert not (remote_home / "objects").exists()
     assert not (remote_home / "ledger.db").exists()
     check_evaluation_points(context, prefect)
@@ -110,6 +114,18 @@ def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_r
     assert times_of_results(remote_home) == both
     installed.run("run", "controls", "--recipe", "miniature", *settings)
     check_controls(context)
+
+
+def check_notebook() -> None:
+    """The cells of the notebook run on the home of the environment, in their order."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["run"].name == "miniature-seed0"
+    assert len(names["attempts"]) >= len(names["solved"])
+    assert names["axes"].lines
 
 
 def times_of_results(home: Path) -> dict[Path, int]:

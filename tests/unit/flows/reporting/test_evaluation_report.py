@@ -46,7 +46,7 @@ def test_means_of_attempts_stand_in_every_form_of_the_report() -> None:
 
     as_json = json.loads(report.model_dump_json())
     assert as_json["scorecards"][0]["solved_attempt_means"]["seconds"] == 1.0
-    show_attempts(as_json, Console(file=text, width=160))
+    show_attempts(report, Console(file=text, width=160))
     assert all(part in text.getvalue() for part in ("all 3", "solved 1", "lines changed"))
 
 
