@@ -4,6 +4,7 @@ Only literals, containers of them and importable callables can be encoded. Stand
 """
 
 import builtins
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -107,8 +108,10 @@ def find(name: str) -> Any:
     return found
 
 
-def describe(call: Callable[[], Any]) -> Any:
-    """Result of a call as a form: its value, that of its coroutine, the items of its iterator, or its exception's type."""
+def describe(call: Callable[[], Any], facts: set[str] | None = None) -> Any:
+    """Result of a call as a form: its value, that of its coroutine, the items of its iterator, or its exception's type.
+    An exception without a text is added to `facts`.
+    """
     try:
         value = call()
         if type(value) is CoroutineType:
@@ -120,7 +123,15 @@ def describe(call: Callable[[], Any]) -> Any:
     except CallTimeout:
         return {"timeout": True}
     except Exception as error:  # noqa: BLE001 - code under test may raise anything
+        note_silence(error, set() if facts is None else facts)
         return {"raises": type(error).__name__}
+
+
+def note_silence(error: Exception, facts: set[str]) -> None:
+    """Adds an exception without a text to `facts`. Its class may have a `__str__` that raises."""
+    with contextlib.suppress(Exception):
+        if not str(error):
+            facts.add(f"raises {type(error).__name__} without a text")
 
 
 def _wait_for(waiting: CoroutineType) -> Any:

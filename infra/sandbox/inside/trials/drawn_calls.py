@@ -362,9 +362,10 @@ def _try(entry: Call) -> dict[str, Any]:
         call, plain, named = prepare(entry)
         effects = Effects(tuple(plain), named)
         started = read_call_seconds()
-        result = describe_limited(call)
+        facts: set[str] = set()
+        result = describe_limited(call, facts=facts)
         seconds = read_call_seconds() - started
-        shown = {"result": result, "facts": sorted(effects.find()), "seconds": seconds}
+        shown = {"result": result, "facts": sorted(facts | effects.find()), "seconds": seconds}
         shown |= {"is_refused": True} if entry.get("is_refused") else {}
         # For a call of the problem's function that returns nothing, the effect is the only sign of work.
         acts = {"has_effect": has_effect(_effect_of(entry))} if entry.get("has_effect") else {}

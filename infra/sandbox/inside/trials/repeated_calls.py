@@ -49,11 +49,13 @@ _WITHOUT_STATE = (type, ModuleType, FunctionType, MethodType)
 BoundCall = functools.partial[Any]
 
 
-def describe_limited(call: BoundCall, seconds: float = _CALL_SECONDS) -> dict[str, Any]:
-    """The result of a call as a form, with limited processor time."""
+def describe_limited(
+    call: BoundCall, seconds: float = _CALL_SECONDS, facts: set[str] | None = None
+) -> dict[str, Any]:
+    """The result of a call as a form, with limited processor time. `facts` gets an exception without a text."""
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
-        return describe(call)
+        return describe(call, facts)
     except CallTimeout:
         return {"timeout": True}
     finally:

@@ -41,6 +41,7 @@ from ostinato.infra.sandbox.inside.value_forms import (
     is_builtin_iterator,
     kind_of,
     kinds_in,
+    note_silence,
 )
 
 Places = list[tuple[str, str]]  # module and name in it, dotted for a method
@@ -231,8 +232,7 @@ class WatchedCalls:
         try:
             value = function(*plain, **named)
         except Exception as error:
-            if not str(error):
-                self.facts.add(f"raises {type(error).__name__} without a text")
+            note_silence(error, self.facts)
             raise
         finally:
             self._depth -= 1
@@ -252,12 +252,7 @@ class WatchedCalls:
 
     async def _await(self, steps: Any, effects: Effects | None, place: int) -> Any:
         """The result of a coroutine. Time spent between its waits counts as time inside the call."""
-        try:
-            value = await types.coroutine(self._step)(steps, effects, place)
-        except Exception as error:
-            if not str(error):
-                self.facts.add(f"raises {type(error).__name__} without a text")
-            raise
+        value = await types.coroutine(self._step)(steps, effects, place)
         if effects is not None:
             self._note_items([value])
         return value
@@ -286,6 +281,9 @@ class WatchedCalls:
             except StopIteration as end:
                 is_ended = True
                 return end.value
+            except Exception as error:
+                note_silence(error, self.facts)
+                raise
             finally:
                 self._depth -= 1
                 self.seconds[place] += read_call_seconds() - started

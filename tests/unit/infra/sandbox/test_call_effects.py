@@ -207,6 +207,17 @@ def test_a_coroutine_that_raises_or_is_cancelled_behaves_as_before(
     assert "raises KeyError without a text" in watched.facts
 
 
+def test_an_iterator_that_raises_without_a_text_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def f(known):\n    yield 1\n    raise KeyError(*known)\n"
+    for known, is_noted in (([], True), (["name"], False)):
+        module, watched = _watch(tmp_path, monkeypatch, source)
+        with pytest.raises(KeyError):
+            list(module.f(known))
+        assert ("raises KeyError without a text" in watched.facts) is is_noted
+
+
 def test_effects_of_the_import_are_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EFFECT", "")
     _, watched = _watch(

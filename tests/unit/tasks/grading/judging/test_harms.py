@@ -222,6 +222,20 @@ def test_a_harm_is_named(found_by, name: str) -> None:
     assert is_value or harm in found.harms, found
 
 
+def test_an_exception_without_a_text_is_found_where_no_required_test_raises(
+    runner: asyncio.Runner, problem: Problem, repository: PreparedRepository
+) -> None:
+    """By drawn calls that the original refuses. A trial of a problem with many tests may run none that raises."""
+    quiet = problem.model_copy(update={"problem_id": "quiet", "pass_to_pass": ()})
+    source, harm = HARMS["its text gone"]
+    for seed in range(3):
+        trials = BlindTrials(random.Random(seed))
+        found = runner.run(trials.judge(quiet, {PATH: source.encode()}, repository))
+        assert harm in found.harms
+        kept = SOURCE.replace("no text", "another text").encode()
+        assert runner.run(trials.judge(quiet, {PATH: kept}, repository)) == Differences()
+
+
 @pytest.mark.parametrize(
     ("name", "harm"),
     [
