@@ -389,7 +389,7 @@ def _is_plain_default(field: FieldInfo, inner: type[BaseModel]) -> bool:
 def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The values of a file, merged over those of the recipe that it extends."""
     try:
-        values = _parse_toml(path.read_text(encoding="utf-8"))
+        values = parse_toml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path} is not UTF-8: {error}") from None
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
@@ -405,7 +405,7 @@ def _read_toml(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     return _merged(inherited, values)
 
 
-def _parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """The values of a text. ValueError when it is not TOML, or nested deeper than the parser can follow."""
     try:
         return tomllib.loads(text)
@@ -445,7 +445,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not separator or not all(names):
         raise ConfigError(f"override {override!r}: wanted section.key=value")
     try:
-        (value,) = [None] if text == "null" else _parse_toml(f"value = {text}").values()
+        (value,) = [None] if text == "null" else parse_toml(f"value = {text}").values()
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         if not _BARE_WORD.fullmatch(text):
             raise ConfigError(

@@ -1,38 +1,29 @@
-"""Parameters of the flows as Prefect's forms show them: menus, checks, sections of a recipe, options of a run."""
+"""Parameters of the flows as Prefect's forms show them: menus, checks, the settings that people change, and the others
+as TOML.
+"""
 
-import functools
-import re
+import json
 import time
-import types
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     WithJsonSchema,
-    create_model,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import core_schema
 
-from ostinato.flows.recipe import Recipe, load_recipe, recipe_names
-from ostinato.flows.recipe_text import meaning_of
+from ostinato.flows.recipe import Recipe, load_recipe, parse_toml, recipe_names
 from ostinato.flows.stages.checkpoints import CHAMPION, NEWEST, PROBLEM_KINDS
 from ostinato.flows.stages.declared import STAGES
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Split
 
-_UNIONS = (typing.Union, types.UnionType)
 _REFERENCE = r"^[a-z_-]+/[\w.-]+@\d+$"
 _PROBLEM_SET = rf"^({'|'.join(PROBLEM_KINDS)})/[\w.-]+@\d+$"
 _CHECKPOINT = rf"^({CHAMPION}|{NEWEST})$|{_REFERENCE}"
@@ -83,99 +74,6 @@ ProblemSet = Annotated[
 Budget = Annotated[float, Field(gt=0, title="Seconds")] | None
 
 
-def _drop_defaults(schema: dict[str, Any]) -> None:
-    """Removes the defaults from a schema, so that the form sends nothing for untouched fields."""
-    for described in schema.get("properties", {}).values():
-        described.pop("default", None)
-
-
-class TableChanges(BaseModel):
-    """Changed settings of one table of a recipe. Its JSON holds only these."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_drop_defaults)
-
-    @model_serializer
-    def _given(self) -> dict[str, Any]:
-        return {name: value for name, value in self if name in self.model_fields_set}
-
-
-@functools.cache
-def _changes_of(model: type[BaseModel]) -> type[TableChanges]:
-    """The model with every field optional, for values that override a recipe."""
-    fields: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        kind: Any = field.annotation
-        parts = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
-        tables = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
-        if tables:
-            table = _changes_of(tables[0])
-            kind = table | None if type(None) in parts else table
-        for rule in field.metadata:
-            kind = Annotated[kind, rule]
-        label = name.replace("_", " ")
-        fields[name] = (kind, Field(default=None, title=label, description=meaning_of(model, name)))
-    return create_model(
-        f"{model.__name__}Changes",
-        __base__=TableChanges,
-        __cls_kwargs__={"title": _words(model.__name__)},
-        **fields,
-    )
-
-
-def _words(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", name.removesuffix("Config")).lower()
-
-
-@dataclass(frozen=True)
-class CachedSchema:
-    """A model as a parameter, with a schema that is built once and holds no references. Prefect builds the schema of a
-    form six times per deployed flow, and pydantic would walk through all 70 tables of a recipe each time.
-    """
-
-    model: Callable[[], type[BaseModel]]  # called when a value or the schema is needed
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            lambda value: self.model().model_validate(value),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda value, info: value.model_dump(mode=info.mode), info_arg=True
-            ),
-        )
-
-    def __get_pydantic_json_schema__(
-        self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return dict(_schema_of(self.model()))
-
-
-@functools.cache
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema()
-    return _without_references(schema, schema.pop("$defs", {}))
-
-
-def _without_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """The schema with each reference replaced by its definition."""
-    if isinstance(schema, list):
-        return [_without_references(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    beside = {
-        name: _without_references(value, definitions)
-        for name, value in schema.items()
-        if name != "$ref"
-    }
-    if "$ref" not in schema:
-        return beside
-    target = definitions[schema["$ref"].rpartition("/")[2]]
-    return _without_references(target, definitions) | beside
-
-
-RecipeChanges = Annotated[TableChanges, CachedSchema(lambda: _changes_of(Recipe))]
-
-
 class Suite(StrEnum):
     """Held-out problems that an evaluation scores on."""
 
@@ -194,16 +92,63 @@ class Suite(StrEnum):
         }[self]
 
 
+# field of RunOptions -> setting of the recipe
+_SETTINGS = {
+    "base_checkpoint": "base_checkpoint",
+    "learning_rate": "learning.optimizer.learning_rate",
+    "group_size": "rollout.group_size",
+    "max_steps": "reinforcement.max_steps",
+    "serving_line": "serving.line",
+    "promote": "serving.promote_evaluated",
+}
+
+
 class RunOptions(Record):
     """Options of one run in addition to its recipe."""
 
-    changes: RecipeChanges = Field(
-        default_factory=TableChanges,
-        title="Changes to the recipe",
-        description="changed settings by section; null removes a table, such as cycle.simulated_users",
+    base_checkpoint: str | None = Field(
+        default=None,
+        title="Base checkpoint",
+        description="checkpoint to continue from, kind/name@version or a directory; the recipe's when absent",
+    )
+    learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        title="Learning rate",
+        description="learning rate of RL; the recipe's when absent",
+    )
+    group_size: int | None = Field(
+        default=None,
+        ge=2,
+        title="Group size",
+        description="attempts at each problem of RL; the recipe's when absent",
+    )
+    max_steps: int | None = Field(
+        default=None,
+        ge=1,
+        title="Steps",
+        description="steps of RL, at most; the recipe's when absent",
+    )
+    serving_line: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9_-]+$",
+        title="Serving line",
+        description="line that serves the checkpoint; the recipe's when absent",
+    )
+    promote: bool | None = Field(
+        default=None,
+        title="Promote",
+        description="offers a checkpoint whose evaluation passed to the line; as in the recipe when absent",
+    )
+    settings: str = Field(
+        default="",
+        title="Further settings",
+        description="any settings of the recipe, in TOML: the tables of a recipe file, or lines such as rollout.group_size = 4",
     )
     overrides: tuple[str, ...] = Field(
-        default=(), title="Overrides", description="section.key=value, as TOML; after the changes"
+        default=(),
+        title="Overrides",
+        description="settings as `--set` takes them: section.key=value, or section.table=null; they win over those above in TOML",
     )
     keep: tuple[str, ...] = Field(
         default=(),
@@ -222,15 +167,26 @@ class RunOptions(Record):
     )
 
     def recipe_of(self, name: str, seed: int | None = None) -> Recipe:
-        """The recipe with the changes and overrides of this run. ConfigError names the wrong key."""
-        changes = self.changes.model_dump(mode="json")
-        return load_recipe(name, seed=seed, overrides=self.overrides, changes=changes)
+        """The recipe with the settings of this run. ConfigError names the wrong key."""
+        values = ((key, getattr(self, field)) for field, key in _SETTINGS.items())
+        given = tuple(f"{key}={json.dumps(value)}" for key, value in values if value is not None)
+        changes = parse_toml(self.settings)
+        return load_recipe(name, seed=seed, overrides=(*self.overrides, *given), changes=changes)
 
     def with_setting(self, key: str, value: float | None) -> "RunOptions":
         """These options with a setting that overrides all others. Unchanged when the value is None."""
         if value is None:
             return self
         return self.model_copy(update={"overrides": (*self.overrides, f"{key}={value}")})
+
+    @field_validator("settings")
+    @classmethod
+    def _is_toml(cls, text: str) -> str:
+        try:
+            parse_toml(text)
+        except ValueError as error:
+            raise ValueError(f"not TOML: {error}") from None
+        return text
 
     @field_validator("keep", "rebuild")
     @classmethod
@@ -249,6 +205,5 @@ class RunOptions(Record):
 
 
 Options = Annotated[
-    Annotated[RunOptions, CachedSchema(lambda: RunOptions)] | None,
-    FieldDescription("overridden settings, stages to keep or to rebuild."),
+    RunOptions | None, FieldDescription("changed settings, stages to keep or to rebuild.")
 ]

@@ -45,7 +45,7 @@ def test_form_takes_a_budget_above_zero(flow) -> None:
 def test_budget_of_the_form_goes_over_every_other_word() -> None:
     options = RunOptions.model_validate(
         {
-            "changes": {"reinforcement": {"budget_seconds": 5}},
+            "settings": "reinforcement.budget_seconds = 5",
             "overrides": ["reinforcement.budget_seconds=6"],
         }
     )

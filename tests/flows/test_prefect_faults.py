@@ -312,7 +312,8 @@ def test_cancelled_run_of_an_earlier_worker_ends_with_its_stage(
 def test_unknown_setting_in_a_form_is_refused_before_a_run_exists(here: PrefectHere) -> None:
     deployment = here.deployment("reinforcement/manual")
     for parameters in (
-        {"options": {"changes": {"rollout": {"group_sise": 3}}}},
+        {"options": {"group_sise": 3}},
+        {"options": {"group_size": 1}},
         {"recipe": "nanno"},
         {"start": "the newest"},
     ):
@@ -393,16 +394,15 @@ def test_checkpoint_whose_evaluation_passed_is_promoted_once_where_the_recipe_as
     evaluation, promotion = (
         here.deployment(name) for name in ("checkpoint-evaluation/ci", "promotion/manual")
     )
-    changes = {"serving": {"promote_evaluated": True}}
     once = {"recipe": recipe, "suite": "held-out-mutations"}
-    asks = {"checkpoint": asked, "options": {"changes": changes}}
+    asks = {"checkpoint": asked, "options": {"promote": True}}
     for parameters in ({"checkpoint": quiet}, asks):
         run = here.start(evaluation["id"], **once, **parameters)
         assert finish(here, run, 240)["type"] == "COMPLETED"
     [promoting] = wait_until("its promotion", lambda: here.runs(promotion["id"]), 120)
     state = finish(here, promoting["id"], 240)
     assert state["type"] == "COMPLETED", state["message"]
-    assert promoting["parameters"]["options"]["changes"] == changes
+    assert promoting["parameters"]["options"]["promote"] is True
     # a champion is not offered again, and the promotion's own gate starts no other
     assert finish(here, here.start(evaluation["id"], **once, **asks), 240)["type"] == "COMPLETED"
     wanted = {"filter": {"event": {"name": ["checkpoint.gate.passed"]}}}

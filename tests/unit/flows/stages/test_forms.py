@@ -1,65 +1,87 @@
-"""Changes to a recipe by section, as a form sends them."""
+"""Settings of a run as a form sends them: the common ones by name, the others in TOML."""
 
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from ostinato.flows.recipe import load_recipe, recipe_names
+from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages.forms import RunOptions
+from ostinato.infra.platform.errors import ConfigError
 
-CHANGES: dict[str, Any] = {
-    "rollout": {"group_size": 3},
-    "cycle": {"simulated_users": None, "gate": {"floor": 0.25}},
-}
+FURTHER = """
+mtp.depth = 2
+[rollout]
+group_size = 3
+temperature = 0.5
+[cycle.gate]
+floor = 0.25
+"""
 
 
-def test_changes_go_over_the_recipe_and_nothing_else_moves() -> None:
-    options = RunOptions.model_validate({"changes": CHANGES, "overrides": ["rollout.group_size=4"]})
+def test_settings_go_over_the_recipe_and_nothing_else_moves() -> None:
+    options = RunOptions(
+        settings=FURTHER,
+        overrides=(
+            "cycle.simulated_users=null",
+            "rollout.temperature=0.75",
+            "rollout.group_size=5",
+        ),
+        group_size=4,
+        learning_rate=1e-4,
+        max_steps=7,
+        serving_line="other",
+        promote=True,
+    )
     again = RunOptions.model_validate_json(options.model_dump_json())
-    assert again.changes.model_dump(mode="json") == CHANGES
-    plain = load_recipe("nano")
-    changed = load_recipe("nano", overrides=again.overrides, changes=CHANGES)
-    assert plain.cycle.simulated_users is not None
-    gate = plain.cycle.gate.model_copy(update={"floor": 0.25})
-    cycle = plain.cycle.model_copy(update={"simulated_users": None, "gate": gate})
-    rollout = plain.rollout.model_copy(update={"group_size": 4})
-    assert changed == plain.model_copy(update={"cycle": cycle, "rollout": rollout})
+    by_lines = load_recipe(
+        "nano",
+        overrides=[
+            "mtp.depth=2", "rollout.group_size=4", "rollout.temperature=0.75", "cycle.gate.floor=0.25",
+            "cycle.simulated_users=null", "learning.optimizer.learning_rate=1e-4",
+            "reinforcement.max_steps=7", 'serving.line="other"', "serving.promote_evaluated=true",
+        ],
+    )  # fmt: skip
+    assert again.recipe_of("nano") == by_lines
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_recipe_laid_over_itself_is_itself(name: str) -> None:
-    recipe = load_recipe(name)
-    whole = RunOptions.model_validate({"changes": recipe.model_dump(mode="json")})
-    assert load_recipe(name, changes=whole.changes.model_dump(mode="json")) == recipe
+def test_options_without_settings_leave_the_recipe_as_it_is() -> None:
+    assert RunOptions().recipe_of("nano", seed=3) == load_recipe("nano", seed=3)
 
 
-def test_options_without_changes_leave_the_recipe_as_it_is() -> None:
-    changes = RunOptions.model_validate_json(RunOptions().model_dump_json()).changes
-    assert changes.model_dump(mode="json") == {}
-    assert load_recipe("nano", changes=changes.model_dump(mode="json")) == load_recipe("nano")
-
-
-def test_seed_of_a_section_that_is_changed_stays_beside_a_seed_of_the_run() -> None:
-    recipe = load_recipe("nano", seed=5, changes={"pretraining": {"seed": 3}})
+def test_seed_of_a_section_that_is_set_stays_beside_a_seed_of_the_run() -> None:
+    recipe = RunOptions(settings="pretraining.seed = 3").recipe_of("nano", seed=5)
     assert (recipe.pretraining.seed, recipe.mtp.seed) == (3, 5)
 
 
-def test_null_in_a_setting_of_the_command_line_removes_a_table() -> None:
-    assert (
-        load_recipe("nano", overrides=["cycle.simulated_users=null"]).cycle.simulated_users is None
-    )
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"group_sise": 3}, "group_sise"),
+        ({"group_size": 1}, "group_size"),
+        ({"learning_rate": 0}, "learning_rate"),
+        ({"serving_line": "Two words"}, "serving_line"),
+        ({"settings": "rollout.group_size ="}, "not TOML"),
+        ({"settings": "a = " + "[" * 5_000}, "nested too deep"),
+        ({"keep": ["nothing"]}, "no stage 'nothing'"),
+    ],
+)
+def test_what_a_form_cannot_mean_is_refused_by_its_field(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RunOptions.model_validate(given)
 
 
 @pytest.mark.parametrize(
-    ("changes", "place"),
+    ("text", "message"),
     [
-        ({"rollout": {"group_sise": 3}}, "changes.rollout.group_sise"),
-        ({"rolout": {}}, "changes.rolout"),
-        ({"rollout": None}, "changes.rollout"),
-        ({"cycle": {"gate": {"floor": 7}}}, "changes.cycle.gate.floor"),
+        ("rollout.group_sise = 3", "rollout.group_sise: unknown key; did you mean 'group_size'"),
+        ("[rolout]", "rolout: unknown key"),
+        ("rollout = 3", "rollout"),
+        ("cycle.gate.floor = 7", "cycle.gate.floor"),
     ],
 )
-def test_unknown_section_key_or_value_is_refused(changes: dict[str, Any], place: str) -> None:
-    with pytest.raises(ValidationError, match=place):
-        RunOptions.model_validate({"changes": changes})
+def test_settings_have_the_messages_of_a_recipe_file(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunOptions(settings=text).recipe_of("nano")
