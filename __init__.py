@@ -11,7 +11,8 @@ _DOORS = {
     "CheckpointArtifact": (".flows.python_api", "CheckpointArtifact"),
     "Home": (".flows.python_api", "Home"),
     "ReinforcementRun": (".flows.python_api", "ReinforcementRun"),
-    "load_recipe": (".flows.recipe", "load_recipe"),
+    "Recipe": (".flows.recipe", "Recipe"),
+    "evaluate": (".flows.python_api", "evaluate"),
     "open": (".flows.python_api", "open_home"),
 }
 __all__ = tuple(_DOORS)

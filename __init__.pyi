@@ -1,5 +1,6 @@
 from ostinato.flows.python_api import CheckpointArtifact as CheckpointArtifact
 from ostinato.flows.python_api import Home as Home
 from ostinato.flows.python_api import ReinforcementRun as ReinforcementRun
+from ostinato.flows.python_api import evaluate as evaluate
 from ostinato.flows.python_api import open_home as open
-from ostinato.flows.recipe import load_recipe as load_recipe
+from ostinato.flows.recipe import Recipe as Recipe

@@ -3,6 +3,7 @@ flows. Imports neither torch nor Prefect.
 """
 
 import asyncio
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.flows.commands.launching import FlowFailed, run_flow_process
 from ostinato.flows.commands.models import export_model
-from ostinato.flows.recipe import load_recipe
+from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.recipe_text import describe_recipe
 from ostinato.flows.stages.checkpoints import KINDS, NEWEST, checkpoint_named, refuse_unknown
 from ostinato.flows.stages.declared import REINFORCEMENT, SCORECARD_JSON
 from ostinato.flows.stages.forms import RunOptions, Suite
@@ -37,6 +39,13 @@ if TYPE_CHECKING:
 _FIND_ATTEMPTS = "ostinato.flows.reporting.attempts:find_attempts"
 _REPORT = "ostinato.flows.reporting.evaluations:EvaluationReport"
 _SAMPLE_TEXT = "ostinato.flows.chat.local:sample_text"
+
+
+def evaluate(
+    checkpoint: "CheckpointArtifact | str" = NEWEST, recipe: Recipe | str = "nano", **given: Any
+) -> "EvaluationReport":
+    """As `Home.evaluate`, in the home that the environment names."""
+    return open_home().evaluate(checkpoint, recipe, **given)
 
 
 def open_home(path: Path | str | None = None) -> "Home":
@@ -81,9 +90,12 @@ class Home:
     @property
     def checkpoints(self) -> list["CheckpointArtifact"]:
         """All artifacts with weights, oldest first."""
-        rows = [row for kind in KINDS for row in open_ledger(self.settings).artifacts.list(kind)]
+        ledger = open_ledger(self.settings)
+        artifacts = open_artifacts(self.settings, ledger)
+        rows = [row for kind in KINDS for row in ledger.artifacts.list(kind)]
         rows.sort(key=lambda row: row.created_at)
-        return [self.checkpoint(f"{row.kind}/{row.name}@{row.version}") for row in rows]
+        refs = (artifacts.get(f"{row.kind}/{row.name}@{row.version}") for row in rows)
+        return [CheckpointArtifact(self.settings, ref) for ref in refs]
 
     def checkpoint(self, reference: str = NEWEST, recipe: str = "nano") -> "CheckpointArtifact":
         """A checkpoint: kind/name@version, `newest` of the recipe, or `champion` of the recipe's serving line."""
@@ -94,8 +106,8 @@ class Home:
 
     def start(
         self,
+        recipe: Recipe | str = "nano",
         flow: str = "agent_training",
-        recipe: str = "nano",
         *,
         seed: int | None = None,
         changes: Mapping[str, Any] | None = None,
@@ -107,12 +119,24 @@ class Home:
         """
         overrides = tuple(f"{key}={json.dumps(value)}" for key, value in (changes or {}).items())
         options = RunOptions(overrides=overrides)
-        return run_flow_process(self.settings, flow, recipe, seed, options, parameters)
+        place = self._place_of(recipe)
+        return run_flow_process(self.settings, flow, place, seed, options, parameters)
+
+    def _place_of(self, recipe: Recipe | str) -> str:
+        """Name or path of a recipe. A changed one is written below the home, under a checksum of its text."""
+        if isinstance(recipe, str):
+            return recipe
+        text = describe_recipe(recipe)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        file = self.settings.home / "recipes" / f"{recipe.name}-{digest}.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return str(file)
 
     def evaluate(
         self,
-        checkpoint: str = NEWEST,
-        recipe: str = "nano",
+        checkpoint: "CheckpointArtifact | str" = NEWEST,
+        recipe: Recipe | str = "nano",
         *,
         suite: Suite = Suite.BOTH,
         against: str | None = None,
@@ -126,8 +150,9 @@ class Home:
         """Scores a checkpoint, or the model of an endpoint, on held-out problems and asks the gate. `against`: checkpoint
         that the gate compares with; None: the champion. FlowFailed when the evaluation itself fails.
         """
-        options = options or RunOptions()
-        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+        options, place_of_recipe = options or RunOptions(), self._place_of(recipe)
+        checkpoint = str(checkpoint)
+        loaded = load_recipe(place_of_recipe, seed=seed, overrides=options.overrides)
         named = [*([] if endpoint else [checkpoint]), *([against] if against else [])]
         refuse_unknown(self.settings, loaded, named)
         with tempfile.TemporaryDirectory() as scratch:
@@ -144,7 +169,7 @@ class Home:
                 run_flow_process(
                     self.settings,
                     "checkpoint_evaluation",
-                    recipe,
+                    place_of_recipe,
                     seed,
                     options,
                     parameters,

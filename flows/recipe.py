@@ -97,6 +97,18 @@ class Recipe(Record):
     serving: ServingConfig = ServingConfig()
     retention: RetentionConfig = RetentionConfig()
 
+    @classmethod
+    def load(cls, name_or_path: str, *, seed: int | None = None) -> "Recipe":
+        """A shipped recipe by name, or a TOML file by path."""
+        return load_recipe(name_or_path, seed=seed)
+
+    def with_(self, changes: Mapping[str, Any]) -> "Recipe":
+        """This recipe with other values of settings, such as {"rollout.group_size": 4}. None removes a table."""
+        values = self.model_dump(mode="json")
+        for key, value in changes.items():
+            _set(values, key, value)
+        return _validated(values, Path(self.name))
+
     def served_line(self, requested: str | None) -> str | None:
         """The line that a gateway serves: the requested one, else the recipe's, if it has one. ConfigError
         when no line is requested and the recipe's is the line of tests.
@@ -244,6 +256,10 @@ def load_recipe(
     fixed = None if seed is None else [*overrides, *(key for key, _ in dotted(changes or {}))]
     _seed_sections(values, Recipe, values.get("seed", 0), fixed)
     _use_model_of_base(values, path)
+    return _validated(values, path)
+
+
+def _validated(values: dict[str, Any], path: Path) -> Recipe:
     _refuse_numbers(values, path)
     try:
         return Recipe.model_validate(values)
@@ -278,23 +294,6 @@ def _refuse_numbers(value: Any, path: Path, key: str = "") -> None:
     elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
         bits = value.bit_length()
         raise ConfigError(f"recipe {path}: {key} has {bits} bits, wanted at most {_MAX_BITS}")
-
-
-def run_title(flow: str, parameters: Mapping[str, Any]) -> str:
-    """Name of a run of a flow with these parameters, for example `nano-seed0 reinforcement`."""
-    return " ".join(filter(None, (recipe_and_seed(parameters), flow)))
-
-
-def recipe_and_seed(parameters: Mapping[str, Any]) -> str:
-    """Recipe and seed of a flow's parameters, for example `nano-seed0`. Empty without a recipe."""
-    recipe, seed = parameters.get("recipe"), parameters.get("seed")
-    if not isinstance(recipe, str):
-        return ""
-    try:
-        loaded = load_recipe(recipe, seed=seed)
-    except ConfigError:  # the run itself reports what is wrong with it
-        return Path(recipe).stem
-    return f"{loaded.name}-seed{loaded.seed}"
 
 
 def is_reference(base_checkpoint: str) -> bool:
@@ -441,8 +440,7 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    names = key.strip().split(".")
-    if not separator or not all(names):
+    if not separator or not all(key.strip().split(".")):
         raise ConfigError(f"override {override!r}: wanted section.key=value")
     try:
         (value,) = [None] if text == "null" else parse_toml(f"value = {text}").values()
@@ -452,12 +450,17 @@ def _apply(values: dict[str, Any], override: str) -> None:
                 f"override {key}: value {text[:200]!r} is not TOML ({error}); quote a string with spaces"
             ) from None
         value = text
-    for name in names[:-1]:
+    _set(values, key.strip(), value)
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for name in sections:
         table = values.setdefault(name, {})
         if not isinstance(table, dict):
             raise ConfigError(f"override {key}: {name} is {table!r}, wanted a section")
         values = table
-    values[names[-1]] = value
+    values[last] = value
 
 
 def _explain(path: Path, error: ValidationError) -> str:

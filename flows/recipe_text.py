@@ -1,12 +1,16 @@
-"""A recipe as commented TOML text."""
+"""A recipe as commented TOML text, and the names of runs by their recipe and seed."""
 
 import json
 import textwrap
 import typing
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from ostinato.flows.recipe import load_recipe
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.record import field_docstrings
 
 
@@ -55,3 +59,20 @@ def _as_toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_as_toml, value)) + "]"
     return json.dumps(value)
+
+
+def run_title(flow: str, parameters: Mapping[str, Any]) -> str:
+    """Name of a run of a flow with these parameters, for example `nano-seed0 reinforcement`."""
+    return " ".join(filter(None, (recipe_and_seed(parameters), flow)))
+
+
+def recipe_and_seed(parameters: Mapping[str, Any]) -> str:
+    """Recipe and seed of a flow's parameters, for example `nano-seed0`. Empty without a recipe."""
+    recipe, seed = parameters.get("recipe"), parameters.get("seed")
+    if not isinstance(recipe, str):
+        return ""
+    try:
+        loaded = load_recipe(recipe, seed=seed)
+    except ConfigError:  # the run itself reports what is wrong with it
+        return Path(recipe).stem
+    return f"{loaded.name}-seed{loaded.seed}"

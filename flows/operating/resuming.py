@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from ostinato.flows.operating.local_prefect import AUTO_RESUME, DEPLOYED, WORK_POOL
-from ostinato.flows.recipe import run_title
+from ostinato.flows.recipe_text import run_title
 from ostinato.flows.stages.server_access import ServerAccess, open_api
 from ostinato.infra.platform.record import Record
 

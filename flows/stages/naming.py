@@ -4,7 +4,7 @@ import re
 
 from prefect.runtime import flow_run
 
-from ostinato.flows.recipe import recipe_and_seed, run_title
+from ostinato.flows.recipe_text import recipe_and_seed, run_title
 
 
 def run_name() -> str:

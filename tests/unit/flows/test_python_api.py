@@ -8,6 +8,7 @@ import pytest
 
 import ostinato
 from ostinato.flows.commands.launching import FlowFailed
+from ostinato.flows.recipe import recipe_names
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import save_checkpoint
@@ -97,17 +98,40 @@ def test_unknown_names_are_refused_with_the_known_ones(home: ostinato.Home) -> N
     with pytest.raises(ConfigError, match="not in the ledger"):
         home.checkpoint("reinforced/toy@7")
     with pytest.raises(ConfigError, match="no flow named demos"):
-        home.start("demos")
+        home.start("nano", "demos")
     with pytest.raises(ConfigError, match="learning_rat"):
-        home.start("reinforcement", changes={"learning.optimizer.learning_rat": 1})
+        home.start(flow="reinforcement", changes={"learning.optimizer.learning_rat": 1})
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         _ = ostinato.Trainer
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_changed_recipe_is_written_as_it_is(home: ostinato.Home, name: str) -> None:
+    recipe = ostinato.Recipe.load(name).with_({"rollout.group_size": 4, "name": "mine"})
+    assert recipe.rollout.group_size == 4
+    assert recipe.with_({"rollout.group_size": 8, "name": name}).rollout.group_size == 8
+    assert ostinato.Recipe.load(home._place_of(recipe)) == recipe
+    without = recipe.with_({"cycle.simulated_users": None})
+    assert ostinato.Recipe.load(home._place_of(without)) == without
+
+
+def test_a_wrong_setting_is_named_as_in_a_recipe_file() -> None:
+    recipe = ostinato.Recipe.load("nano")
+    assert recipe.with_({"cycle.simulated_users": None}).cycle.simulated_users is None
+    for changes, message in (
+        ({"rollout.group_sise": 3}, "did you mean 'group_size'"),
+        ({"rollout.group_size": 1}, "rollout.group_size = 1"),
+        ({"seed.rollout": 1}, "seed is 0, wanted a section"),
+        ({"learning.optimizer.learning_rate": float("nan")}, "wanted a finite number"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            recipe.with_(changes)
 
 
 @pytest.mark.slow
 def test_a_failed_flow_raises_with_its_exit_code(home: ostinato.Home) -> None:
     with pytest.raises(FlowFailed) as caught:
-        home.start("sft", "miniature", parameters={"data": "/nowhere.jsonl"})
+        home.start("miniature", "sft", parameters={"data": "/nowhere.jsonl"})
     assert caught.value.code == 2
 
 
