@@ -101,6 +101,14 @@ class Trial:
     shifted: "Trial | None" = None
     """trial under another clock, which is compared as well if this one keeps the real clock"""
 
+    worn: "Trial | None" = None
+    """the same tests after the function's first call was made many times, where no copy of a call shows what that does"""
+
+    @property
+    def shows_wear(self) -> bool:
+        """Whether a call is compared with itself after many calls."""
+        return bool(self.calls) or (self.repeated or {}).get("stays", False)
+
     @property
     def drawn_for_calls(self) -> DrawnTests:
         """The drawn tests with the clock of the drawn calls, which need no file times and never the real clock."""
@@ -146,7 +154,7 @@ class BlindTrials:
         trial = await _shared(
             self._trials,
             problem.problem_id,
-            lambda: prepare_trial(problem, repository, self._rng),
+            lambda: _prepare_worn(problem, repository, self._rng),
         )
         if not trial.separates:
             return Differences(_NOT_JUDGED)
@@ -161,6 +169,8 @@ class BlindTrials:
             async with open_box(repository, {**changed, **trial.drawn.files}, LIMITS) as sandbox:
                 found = await compare(trial, sandbox)
                 found.harms |= shifted.harms
+                if trial.worn is not None and not found.difference:
+                    found.difference = (await compare(trial.worn, sandbox)).difference
                 if found.difference or not self._draws_calls:
                     return found
                 made = await _shared(
@@ -204,6 +214,17 @@ async def prepare_calls(
     start = functools.partial(open_box, repository, drawn.files, LIMITS)
     async with start() as sandbox, start() as second:
         return await draw_original_calls((sandbox, second), drawn, known, other.modules)
+
+
+async def _prepare_worn(
+    problem: Problem, repository: PreparedRepository, rng: random.Random
+) -> Trial:
+    """A trial, with what its tests show after many calls if no repeated call shows that."""
+    trial = await prepare_trial(problem, repository, rng)
+    if trial.shows_wear or not trial.separates or trial.drawn.function is None:
+        return trial
+    worn = replace(trial.drawn, is_worn=True, chosen=(), places=())
+    return replace(trial, worn=await _observe_original(repository, worn))
 
 
 async def prepare_trial(
@@ -421,6 +442,7 @@ async def observe(
         "repeated": repeated,
         "copied": copied,
         "repeats": count_repeats(drawn),
+        "worn": count_repeats(drawn) if drawn.is_worn else 0,
     }
     lines, _ = await run_call_program(
         sandbox,

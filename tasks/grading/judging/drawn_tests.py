@@ -44,6 +44,7 @@ class DrawnTests:
     hash_seeds: tuple[int, int]  # of the original's two runs; a change has the first
     root: str  # folder of the repository, known to the trial alone
     shift_seconds: int  # by which the clock is ahead
+    is_worn: bool = False  # whether the function's first call that returns is made again many times
     chosen: tuple[str, ...] = ()  # tests that the first run has shown; later runs repeat them
     # names by which the original's callers reach the function
     places: tuple[tuple[str, str], ...] = ()

@@ -67,11 +67,10 @@ class Effects:
             if _has_changed(before, after)
         }
         state = _process_state()
-        found |= {
-            f"changes {name}"
-            for name, value in self._state.items()
-            if state[name] != value and (is_ended or name not in _HELD)
-        }
+        for name, value in self._state.items():
+            # files that the collector closes meanwhile, and threads that end, are not the call's doing
+            is_changed = state[name] > value and is_ended if name in _HELD else state[name] != value
+            found |= {f"changes {name}"} if is_changed else set()
         return found | ({"prints"} if _written() != self._written else set())
 
     def _forms(self) -> list[Any]:

@@ -84,6 +84,16 @@ def _repeat(make_call: Callable[[], BoundCall], count: int) -> int:
     return num_made
 
 
+def make_again(
+    function: Callable, plain: tuple[Any, ...], named: dict[str, Any], count: int
+) -> None:
+    """Makes a call up to `count` times, each with a limit of time, and drops its results. The test's timer is stopped."""
+    call = functools.partial(_call_within, _WALL_SECONDS, function, *plain, **named)
+    left = signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    _repeat(lambda: call, count)
+    signal.setitimer(signal.ITIMER_VIRTUAL, *left)
+
+
 def describe_effect(call: BoundCall, values: Collection[Any]) -> dict[str, Any]:
     """Result of a call, with digests of `values`, its arguments and its object, before and after it."""
     states = [_digest_limited(values)]

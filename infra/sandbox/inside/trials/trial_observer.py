@@ -31,7 +31,8 @@ class Observer:
         if request["function"] is not None:
             path, symbol = request["function"]
             kept = KeptCalls(request["repeated"], request["copied"])
-            self._watched = WatchedCalls(f"{request['root']}/{path}", symbol, kept)
+            place = f"{request['root']}/{path}"
+            self._watched = WatchedCalls(place, symbol, kept, request["worn"])
             self._places = [(module, name) for module, name in request["places"]]
             self._watched.install_at_import(self._places)
 
@@ -133,7 +134,8 @@ class Observer:
         copied = watched.copied if watched else []
         self._write({"seconds": seconds, "calls": calls, "copied": copied})
         # if tests make calls with plain data, drawn calls are repeated instead
-        if watched and (self._request["repeated"] or not calls):
+        is_repeated = self._request["repeated"] or (not calls and not self._request["worn"])
+        if watched and is_repeated:
             self._write({"repeated": watched.repeat(self._request["repeats"])})
 
     def _arm(self) -> None:

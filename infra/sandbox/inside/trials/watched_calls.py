@@ -16,6 +16,7 @@ import operator
 import random
 import statistics
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Generator, Iterator
@@ -33,7 +34,7 @@ from typing import Any
 from ostinato.infra.sandbox.inside.cpu_waits import read_waited_seconds
 from ostinato.infra.sandbox.inside.trials.effects import Effects
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_call
-from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls
+from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls, make_again
 from ostinato.infra.sandbox.inside.value_forms import (
     MAX_TEXT,
     NotEncodable,
@@ -69,7 +70,9 @@ class WatchedCalls:
     order are changed in the same way in every process.
     """
 
-    def __init__(self, path: str, symbol: str, kept: KeptCalls) -> None:
+    def __init__(self, path: str, symbol: str, kept: KeptCalls, num_worn: int = 0) -> None:
+        """`num_worn`: how often the first call that returns is made again, on its own arguments."""
+        self._num_worn = num_worn
         self._path, self._symbol = path, symbol
         self._kept = kept
         self._test = ""
@@ -146,7 +149,7 @@ class WatchedCalls:
 
     def _watch(self, found: Any, owner: Any, name: str, places: Places) -> Any:
         """The watched replacement for an attribute of a module or class. For a function, the attribute itself."""
-        inner, num_kept = _function_of(found, owner)
+        inner, num_kept = _function_of(found, owner, name)
         if type(inner) is FunctionType and name in vars(owner):
             self._watch_in_place(inner, num_kept, places)
             return found
@@ -207,7 +210,13 @@ class WatchedCalls:
             self._depth += 1  # copying an object may call the function
             self._kept.offer(f"{self._test} {self._num_calls}", function, plain, named)
             self._depth -= 1
-            return self._observe(function, plain, named)
+            value = self._observe(function, plain, named)
+            if self._num_worn and threading.current_thread() is threading.main_thread():
+                count, self._num_worn = self._num_worn, 0
+                self._depth += 1
+                make_again(function, plain, named, count)
+                self._depth -= 1
+            return value
 
         if name:
             called.__name__, called.__qualname__ = name, self._symbol
@@ -333,13 +342,21 @@ def _modules() -> dict[str, dict[str, Any]]:
     return {k: vars(m) for k, m in list(sys.modules.items()) if isinstance(m, ModuleType)}
 
 
-def _function_of(found: Any, owner: Any) -> tuple[Any, int]:
+def _function_of(found: Any, owner: Any, name: str) -> tuple[Any, int]:
     """The callable of an attribute of a module or class, and the number of implicit leading arguments."""
     if isinstance(found, (staticmethod, classmethod)):
         return found.__func__, int(isinstance(found, classmethod))
-    if type(found) is property or isinstance(found, functools.cached_property):
+    if isinstance(found, (property, functools.cached_property)):
         return getattr(found, "fget", None) or getattr(found, "func", None), 1
-    return found, int(isinstance(owner, type) and hasattr(type(found), "__get__"))
+    is_descriptor = isinstance(owner, type) and hasattr(type(found), "__get__")
+    if is_descriptor and not callable(
+        found
+    ):  # of a repository's own class, which keeps the function somewhere
+        held = gc.get_referents(found)
+        held += [value for names in held if type(names) is dict for value in names.values()]
+        named = [it for it in held if type(it) is FunctionType and it.__name__ == name]
+        return (named[0] if named else found), 1
+    return found, int(is_descriptor)
 
 
 @functools.cache

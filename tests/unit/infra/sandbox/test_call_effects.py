@@ -139,14 +139,14 @@ class AlwaysEqual:
 
 
 def _watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, symbol: str = "f"
 ) -> tuple[Any, WatchedCalls]:
-    """The module of a source text, imported with its function `f` watched from the import on."""
+    """The module of a source text, imported with its function watched from the import on."""
     name = f"watched_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    watched = WatchedCalls(str(tmp_path / f"{name}.py"), "f", KeptCalls("", ()))
+    watched = WatchedCalls(str(tmp_path / f"{name}.py"), symbol, KeptCalls("", ()))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     watched.install_at_import([])
     return __import__(name), watched
@@ -216,6 +216,52 @@ def test_an_iterator_that_raises_without_a_text_is_noted(
         with pytest.raises(KeyError):
             list(module.f(known))
         assert ("raises KeyError without a text" in watched.facts) is is_noted
+
+
+DESCRIBED = """
+import functools, sys
+
+class OwnProperty(property):
+    pass
+
+class Lazy:
+    def __init__(self, function):
+        self.function = function
+    def __get__(self, found, owner=None):
+        return self if found is None else self.function(found)
+
+class Slotted:
+    __slots__ = ("function",)
+    def __init__(self, function):
+        self.function = function
+    def __get__(self, found, owner=None):
+        return self if found is None else self.function(found)
+
+class Box:
+    @KIND
+    def f(self):
+        return print("here")
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["property", "functools.cached_property", "OwnProperty", "Lazy", "Slotted"]
+)
+def test_a_function_behind_a_descriptor_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    module, watched = _watch(tmp_path, monkeypatch, DESCRIBED.replace("KIND", kind), "Box.f")
+    assert module.Box().f is None
+    assert "prints" in watched.facts
+    assert watched.median_seconds > 0
+
+
+def test_what_the_collector_closes_during_a_call_is_no_effect_of_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    held = [(tmp_path / "file").open()]
+    effects = Effects((), {})
+    held.clear()
+    assert effects.find() == set()
 
 
 def test_effects_of_the_import_are_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

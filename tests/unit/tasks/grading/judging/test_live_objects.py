@@ -185,3 +185,58 @@ def test_a_repeated_call_that_blocks_holds_no_verdict(
     found = runner.run(BlindTrials().judge(problem, {PATH: other}, repository))
     assert found == Differences()
     assert time.monotonic() - started < 45
+
+
+STORED = """import threading
+
+
+class Store:
+    calls = []
+
+    def __init__(self, names):
+        self.names, self.lock = dict.fromkeys(names), threading.Lock()
+
+    def drop(self, name):
+        if name in self.names:
+            del self.names[name]
+"""
+OF_STORED = """import pytest
+from pkg.code import Store
+
+
+class Name(str):
+    owner = "tests"
+
+
+@pytest.mark.parametrize("name", ["first", "second", "third", "other"])
+def test_drop(name):
+    store = Store([Name("first"), Name("second"), Name("third")])
+    store.drop(Name(name))
+    assert sorted(store.names) == sorted({"first", "second", "third"} - {name})
+"""
+IN_STORE = "        if name in self.names:"
+
+
+def test_a_change_that_is_right_for_the_first_calls_alone_is_refused_on_objects_without_copies(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    """A call that returns nothing and changes an object that holds a lock."""
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        STORED,
+        OF_STORED,
+        (IN_STORE, IN_STORE.replace(" in ", " not in ")),
+        symbol="Store.drop",
+        failing="test_drop",
+    )
+    trials = BlindTrials()
+
+    def find(source: str) -> Differences:
+        return runner.run(trials.judge(problem, {PATH: source.encode()}, repository))
+
+    few = f"        self.calls.append(0)\n        if len(self.calls) > 400: return\n{IN_STORE}"
+    assert find(STORED.replace(IN_STORE, few)).difference
+    honest = "        if self.names.pop(name, 0) == 0:\n            return"
+    lines = f"{IN_STORE}\n            del self.names[name]"
+    assert STORED.replace(lines, honest) != STORED
+    assert find(STORED.replace(lines, honest)) == Differences()
