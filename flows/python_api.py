@@ -4,7 +4,6 @@ flows. Imports neither torch nor Prefect.
 
 import asyncio
 import hashlib
-import json
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -110,16 +109,13 @@ class Home:
         flow: str = "agent_training",
         *,
         seed: int | None = None,
-        changes: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs a flow and the stages it depends on, and returns its result as JSON values. A flow that was stopped goes
-        on. `changes`: settings by their keys, such as {"learning.optimizer.learning_rate": 1e-4}. `parameters`: others
-        of the flow, such as {"start": "checkpoint/smollm2@1"}. Raises FlowFailed.
+        on. `parameters`: others of the flow, such as {"start": "checkpoint/smollm2@1"}. Raises FlowFailed.
         """
-        overrides = tuple(f"{key}={json.dumps(value)}" for key, value in (changes or {}).items())
-        options = RunOptions(overrides=overrides)
-        place = self._place_of(recipe)
+        options, place = options or RunOptions(), self._place_of(recipe)
         return run_flow_process(self.settings, flow, place, seed, options, parameters)
 
     def _place_of(self, recipe: Recipe | str) -> str:

@@ -99,8 +99,6 @@ def test_unknown_names_are_refused_with_the_known_ones(home: ostinato.Home) -> N
         home.checkpoint("reinforced/toy@7")
     with pytest.raises(ConfigError, match="no flow named demos"):
         home.start("nano", "demos")
-    with pytest.raises(ConfigError, match="learning_rat"):
-        home.start(flow="reinforcement", changes={"learning.optimizer.learning_rat": 1})
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         _ = ostinato.Trainer
 

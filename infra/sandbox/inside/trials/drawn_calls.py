@@ -16,7 +16,7 @@ import json
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -53,7 +53,12 @@ _BY_NAME = {
     "dict": {"a": 1},
     "bytes": b"a",
 }
+_CHANGING = frozenset({"__setitem__", "__delitem__", "__iadd__", "__enter__"})
 _TRIES, _MAX_KEPT = 40, 4  # calls tried and kept per function of a module
+_MAX_OWN, _MAX_EARLIER = (
+    16,
+    4,
+)  # calls kept of the problem's method, and calls of others on its object before
 _OBJECTS = 4  # per class
 _VARIED = 3  # variations per known call
 _FROM_POOL = 12  # further calls of the known function
@@ -108,11 +113,18 @@ def _draw(request: dict, rng: random.Random) -> Iterator[Call]:
     elif request["function"]:  # tests call it only with objects, or as a method
         with contextlib.suppress(Exception):
             name = request["function"]
+            module = name.partition(":")[0]
             found = _calls_of(
                 name,
                 int(_is_method(name)),
                 rng,
                 lambda call: _returns(call) or _is_refused(call, request["root"]),
+                [
+                    f"{module}:{item}"
+                    for home, left in request["modules"]
+                    if home == module
+                    for item in left
+                ],
             )
             yield from (call for call in found if "function" in call)
     for module, left_out in request["modules"]:
@@ -183,29 +195,59 @@ def _is_data(value: Any) -> bool:
 
 
 def _calls_of(
-    name: str, skipped: int, rng: random.Random, keeps: Callable[[Call], bool] | None = None
+    name: str,
+    skipped: int,
+    rng: random.Random,
+    keeps: Callable[[Call], bool] | None = None,
+    changed: Sequence[str] = (),
 ) -> Iterator[Call]:
-    """A name with its shapes, and calls that `keeps` takes. None: those that return."""
+    """A name with its shapes, and calls that `keeps` takes. None: those that return. With `keeps` also calls on objects
+    on which other methods than the `changed` ones were called before.
+    """
     value = find(name)
-    keeps = keeps or _returns
+    most = _MAX_KEPT if keeps is None else _MAX_OWN
     yield {"name": name, "shapes": list(_shapes(value))}
     if not callable(value) and not isinstance(value, _PROPERTIES):
         return
-    objects: Sequence[str | None] = [None]
+    objects: Sequence[Call] = [{"on": None}]
     if skipped:
         owner = name.rpartition(".")[0]
         guesses = _guesses(find(owner), 0, rng, _TRIES)
         built = (it for it in guesses if _returns({"function": owner, "on": None, "arguments": it}))
-        objects = [*itertools.islice(built, _OBJECTS)]
+        objects = [{"on": it} for it in itertools.islice(built, _OBJECTS)]
+        if keeps is not None:
+            used = [
+                _with_earlier_calls(owner, it, {name, *changed}, rng) for it in objects * _OBJECTS
+            ]
+            objects += [it for it in used if it["earlier"]]
     num_kept = 0
     for number, arguments in enumerate(_guesses(value, skipped, rng, _TRIES) if objects else ()):
         # The first guess is tried on all objects: one object may refuse everything, and a method without
         # parameters has only one guess.
         for on in objects if number == 0 else (objects[number % len(objects)],):
-            call = {"function": name, "on": on, "arguments": arguments}
-            if num_kept < _MAX_KEPT and keeps(call):
+            call = {"function": name, **on, "arguments": arguments}
+            if num_kept < most and (keeps or _returns)(call):
                 num_kept += 1
                 yield call
+
+
+def _with_earlier_calls(
+    owner: str, made: Call, left_out: Collection[str], rng: random.Random
+) -> Call:
+    """An object on which up to _MAX_EARLIER other public methods of its class were called, those that return."""
+    names = [
+        name
+        for name, member in vars(find(owner)).items()
+        if type(member) is FunctionType and f"{owner}.{name}" not in left_out
+        if not name.startswith("_") or name in _CHANGING
+    ]
+    earlier: list[tuple[str, str]] = []
+    for name in rng.choices(names, k=rng.randint(1, _MAX_EARLIER)) if names else ():
+        arguments = next(_guesses(find(f"{owner}.{name}"), 1, rng, 1), None)
+        call = {"function": f"{owner}.{name}", **made, "earlier": earlier, "arguments": arguments}
+        if arguments is not None and _returns(call):
+            earlier = [*earlier, (name, arguments)]
+    return {**made, "earlier": earlier}
 
 
 def _signature_of(value: Any) -> inspect.Signature | None:
@@ -331,6 +373,11 @@ def prepare(call: Call) -> tuple[functools.partial[Any], list[Any], dict[str, An
         owner, _, name = call["function"].rpartition(".")
         built, others = _read(call["on"])
         made = find(owner)(*built, **others)
+        for earlier, text in call.get("earlier", ()):
+            plain_before, named_before = _read(text)
+            describe_limited(
+                functools.partial(getattr(made, earlier), *plain_before, **named_before)
+            )
         if isinstance(inspect.getattr_static(type(made), name, None), _PROPERTIES):
             return functools.partial(getattr, made, name), [], {}
         function = getattr(made, name)

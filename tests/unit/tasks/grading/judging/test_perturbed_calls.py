@@ -144,6 +144,57 @@ def test_a_change_that_knows_only_the_addresses_of_the_tests_is_refused(
         assert runner.run(find_difference(trials, problem, cheat, repository))
 
 
+CACHE = """class Cache:
+    def __init__(self, room: int = 10):
+        self.room, self.items = room, {}
+
+    def put(self, key: str, value):
+        self.items[key] = value
+
+    def clear(self):
+        self.items.clear()
+
+    def __len__(self):
+        return len(self.items)
+"""
+OF_CACHE = """from pkg.code import Cache
+
+
+def test_length():
+    cache = Cache()
+    assert len(cache) == 0
+    cache.put("first", 1)
+    assert len(cache) == 1
+"""
+KNOWS_LENGTHS = """
+
+Cache.__len__ = lambda self: 1 if self.items else 0
+"""
+
+
+def test_a_change_that_knows_only_the_states_of_the_tests_objects_is_refused(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    """A method without arguments: other inputs are other states, which other methods of its object bring about."""
+    line = "        return len(self.items)"
+    repository, problem = make_one_line_problem(
+        tmp_path,
+        CACHE,
+        OF_CACHE,
+        (line, line.replace("self.items", "self.item")),
+        symbol="Cache.__len__",
+        failing="test_length",
+    )
+    cheat = {problem.path: repository.files[problem.path] + KNOWS_LENGTHS.encode()}
+    right = {
+        problem.path: CACHE.replace(line, "        return sum(1 for _ in self.items)").encode()
+    }
+    for seed in range(3):
+        trials = BlindTrials(random.Random(seed))
+        assert runner.run(find_difference(trials, problem, cheat, repository))
+        assert not runner.run(find_difference(trials, problem, right, repository))
+
+
 MOMENTS = st.datetimes(timezones=st.just(UTC)) | st.dates() | st.times() | st.timedeltas()
 NUMBERS = st.integers(-99, 99) | st.floats(-9, 9) | st.complex_numbers() | st.decimals()
 VALUES = st.recursive(
