@@ -17,6 +17,7 @@ from ostinato.flows.stages.forms import Options, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.controls import ControlReport, compare_with_controls
 from ostinato.tasks.pretraining.config import PretrainingResult
 from ostinato.tasks.records import Split
@@ -53,6 +54,11 @@ def fine_tune_further(
     many as `[controls] fine_tuning_tokens` need. Returns the checkpoint, under a separate name.
     """
     recipe, tokens = context.recipe, context.recipe.controls.fine_tuning_tokens
+    if not recipe.pretraining.phases:
+        raise ConfigError(
+            f"controls.fine_tuning_tokens={tokens} in recipe {recipe.name!r} without a pretraining phase, wanted 0: "
+            "the last phase is what is trained further"
+        )
     last = recipe.pretraining.phases[-1]
     shown = recipe.corpus.demonstrations
     count = math.ceil(shown.count * tokens / last.tokens)

@@ -3,7 +3,6 @@ it runs on are in infra/platform/settings.py.
 """
 
 import contextlib
-import difflib
 import math
 import re
 import tomllib
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from ostinato.flows.recipe_mistakes import explain_mistakes
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.bounded_files import parse_json, read_bounded
@@ -149,6 +149,17 @@ class Recipe(Record):
         return self
 
     @model_validator(mode="after")
+    def _a_start_is_there(self) -> "Recipe":
+        if not (self.pretraining.phases or self.base_checkpoint):
+            raise ValueError(
+                "pretraining.phases is empty without base_checkpoint, wanted one of them: RL begins with a "
+                "pretrained model"
+            )
+        if self.mtp.depth and not self.mtp.phases:
+            raise ValueError(f"mtp.phases is empty with mtp.depth={self.mtp.depth}, wanted a phase")
+        return self
+
+    @model_validator(mode="after")
     def _adapters_have_a_base(self) -> "Recipe":
         if self.pretraining.lora is not None and not self.base_checkpoint:
             raise ValueError(
@@ -264,7 +275,7 @@ def _validated(values: dict[str, Any], path: Path) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(path, error)) from None
+        raise ConfigError(explain_mistakes(path, Recipe, error)) from None
 
 
 def _find_recipe(name_or_path: str) -> Path:
@@ -461,40 +472,3 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
             raise ConfigError(f"override {key}: {name} is {table!r}, wanted a section")
         values = table
     values[last] = value
-
-
-def _explain(path: Path, error: ValidationError) -> str:
-    lines = [f"recipe {path} has {error.error_count()} mistake(s):"]
-    for mistake in error.errors(include_url=False):
-        key = ".".join(str(part) for part in mistake["loc"])
-        if mistake["type"] == "extra_forbidden":
-            known = _known_keys(mistake["loc"][:-1])
-            close = _keys_above(mistake["loc"]) or difflib.get_close_matches(
-                str(mistake["loc"][-1]), known, n=1
-            )
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            lines.append(f"  {key}: unknown key; {hint}known keys: {', '.join(known)}")
-        elif isinstance(mistake["input"], dict):
-            # The input is a whole section. The message already names the values.
-            lines.append(f"  {key or 'the whole'}: {mistake['msg']}")
-        else:
-            lines.append(f"  {key} = {mistake['input']!r}: {mistake['msg']}")
-    return "\n".join(lines)
-
-
-def _known_keys(location: Sequence[int | str]) -> list[str]:
-    """The keys of the section at this place, as far as the annotations show."""
-    section: Any = Recipe
-    for part in location:
-        field = getattr(section, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        section = field.annotation
-    return sorted(getattr(section, "model_fields", {}))
-
-
-def _keys_above(location: Sequence[int | str]) -> list[str]:
-    """Settings of the same name in the enclosing sections."""
-    *section, name = location
-    around = (section[:depth] for depth in reversed(range(1, len(section))))
-    return [".".join(map(str, (*above, name))) for above in around if name in _known_keys(above)]

@@ -339,7 +339,11 @@ def _describe_process(pid: int | None) -> str:
 def estimate_memory(recipe: Recipe) -> dict[str, int]:
     """Bytes by consumer, for the stage that needs most."""
     parameters = num_parameters(recipe.model)
-    rows = max(phase.microbatch_tokens for phase in recipe.pretraining.phases)
+    phases = recipe.pretraining.phases
+    rows = max(
+        (phase.microbatch_tokens for phase in phases),
+        default=recipe.pretraining.evaluation_row_tokens,
+    )
     pretraining = recipe.pretraining.world_size * _rank_bytes(recipe, parameters, rows)
     learning = recipe.learning
     trained = learning.world_size * _rank_bytes(

@@ -56,7 +56,9 @@ NOTE = (
 
 
 def pretraining_work(recipe: Recipe) -> TrainingWork:
-    """The step of the phase with the longest rows."""
+    """The step of the phase with the longest rows; without phases that of RL."""
+    if not recipe.pretraining.phases:
+        return learning_work(recipe)
     phase = max(recipe.pretraining.phases, key=lambda phase: phase.sequence_tokens)
     return TrainingWork(
         row_tokens=phase.sequence_tokens,

@@ -304,14 +304,14 @@ def codebase_rows(trained: PretrainingResult) -> list[ReportRow]:
         phase.steps for phase in trained.phases if phase.name != TRANSCRIPTS_PHASE
     )
     continued = next(item for item in trained.evaluations if item.step == continued_steps)
-    phases = ", ".join(f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases)
+    phases = [f"{phase.name} {phase.tokens / 1e6:.1f}M tokens" for phase in trained.phases]
     rows = [
         ReportRow(
             "pretraining",
             "held-out codebase perplexity",
             f"{trained.before.perplexity:.2f}",
             f"{continued.perplexity:.2f}",
-            f"before the transcripts; {phases}",
+            f"before the transcripts; {', '.join(phases)}" if phases else "no phase: as it was",
         )
     ]
     for stage, before, after in (

@@ -122,8 +122,8 @@ class LoraConfig(Record):
 class LoopConfig(Record):
     """Settings shared by every step and rank."""
 
-    phases: tuple[PhaseConfig, ...] = Field(min_length=1)
-    """phases of training, one after another"""
+    phases: tuple[PhaseConfig, ...] = ()
+    """phases of training, one after another; none: the checkpoint stays as it is"""
     optimizer: OptimizerConfig = OptimizerConfig()
     precision: TrainingPrecision = "fp32"
     """number format of the experts' products; mx32 and mx128 are MXFP8 in blocks of 32 and 128.

@@ -30,7 +30,7 @@ from ostinato.models.training.optimizer import (
 from ostinato.models.training.schedule import Loss, run_microbatches
 
 # (phase, steps done) -> figures as JSON
-Evaluate = Callable[[PhaseConfig, int], dict[str, Any]]
+Evaluate = Callable[[int], dict[str, Any]]  # of the number of steps done
 # (steps done, steps of the run, phase, metrics by name)
 OnStep = Callable[..., None]
 
@@ -182,10 +182,8 @@ class TrainingRun:
         self._save()
 
     def _evaluate(self) -> None:
-        last = len(self.config.phases) - 1
-        phase = self.config.phases[min(self.state.phase, last)]
         self.model.eval()
-        self.state.evaluations.append(self.work.evaluate(phase, self.steps_done))
+        self.state.evaluations.append(self.work.evaluate(self.steps_done))
         self.model.train()
 
     def _is_save_due(self) -> bool:

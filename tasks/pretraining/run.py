@@ -23,7 +23,7 @@ from ostinato.models.network.transformer_engine import refuse_engine
 from ostinato.models.rendering import load_renderer
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.batch import TokenBatch, held_out_batches, held_out_sources
-from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.training.config import PhaseResult
 from ostinato.models.training.drafts import draft_divergence
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.models.training.schedule import Loss, run_microbatches
@@ -57,7 +57,7 @@ def train_rank(given: tuple[PretrainingRequest, Workspace], rank: int) -> Pretra
     corpus = Path(request.corpus_directory)
     model = open_model(request)
 
-    def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
+    def evaluate(step: int) -> dict[str, Any]:
         return measure_perplexity(model, corpus, request.config, step=step).model_dump()
 
     loss = next_token_loss(model, request.draft_weight)

@@ -14,7 +14,7 @@ from ostinato.models.checkpoint import load_checkpoint, load_spec, save_checkpoi
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel, build_trainer_model
 from ostinato.models.training.batch import TokenBatch, held_out_batches, held_out_sources
-from ostinato.models.training.config import PhaseConfig, PhaseResult
+from ostinato.models.training.config import PhaseResult
 from ostinato.models.training.drafts import compare_drafts, draft_divergence
 from ostinato.models.training.loop import TrainingRun, Work
 from ostinato.models.training.schedule import Loss
@@ -41,7 +41,7 @@ def train_rank(given: tuple[MtpRequest, Workspace], rank: int) -> MtpResult:
     start = Path(request.checkpoint_directory)
     model = open_model(request)
 
-    def evaluate(_: PhaseConfig, step: int) -> dict[str, Any]:
+    def evaluate(step: int) -> dict[str, Any]:
         quality = measure_drafts(model, corpus, request.config, step=step)
         return quality.model_dump() | {
             f"kl_nats_{depth}": value for depth, value in enumerate(quality.kl_nats)

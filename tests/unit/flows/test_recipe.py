@@ -224,3 +224,12 @@ def test_ranks_and_layout_are_no_part_of_what_pretraining_makes() -> None:
         for recipe in (load_recipe("nano"), other)
     )
     assert made == same
+
+
+def test_a_recipe_without_phases_needs_a_checkpoint_and_no_draft_layers() -> None:
+    without = "pretraining.phases=[]"
+    assert load_recipe("smollm2_quick", overrides=[without]).pretraining.phases == ()
+    with pytest.raises(ConfigError, match=r"phases is empty without base_checkpoint"):
+        load_recipe("nano_base", overrides=[without])
+    with pytest.raises(ConfigError, match=r"mtp\.phases is empty with mtp\.depth=2"):
+        load_recipe("nano", overrides=["mtp.phases=[]"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ostinato.flows.reporting.run_report import codebase_rows
 from ostinato.infra.platform.cluster.workspace import ProgressWriter, Workspace
 from ostinato.infra.platform.errors import ConfigError, TrainingError
 from ostinato.infra.platform.settings import Settings
@@ -119,6 +120,22 @@ def test_bits_per_byte_are_the_same_loss_over_the_bytes_of_the_text(
     assert plain.after.bits_per_byte is not None
     bits = tokens * math.log2(plain.after.perplexity)
     assert plain.after.bits_per_byte * num_bytes == pytest.approx(bits)
+
+
+def test_without_phases_the_checkpoint_stays_as_it_is_and_is_measured(
+    corpus: Path, tmp_path: Path, plain: PretrainingResult
+) -> None:
+    request = make_request(corpus, phases=()).model_copy(
+        update={"spec": None, "checkpoint_directory": plain.checkpoint_directory}
+    )
+    result = main(request, make_workspace(tmp_path / "run"))
+    kept, given = read_weights(result), read_weights(plain)
+    assert kept.keys() == given.keys()
+    assert all(torch.equal(kept[name], given[name]) for name in given)
+    assert result.phases == ()
+    assert result.before == result.after
+    assert result.before.perplexity == pytest.approx(plain.after.perplexity)
+    assert [row.note for row in codebase_rows(result)] == ["no phase: as it was"]
 
 
 @pytest.mark.parametrize("at_step", [5, 12, 15])
