@@ -134,12 +134,17 @@ def search_directory(context: StageContext) -> str | None:
 
 
 def build_corpus(context: StageContext, problems: ArtifactRef) -> ArtifactRef:
-    """Source code and problems -> token shards and demonstrations."""
+    """Source code and problems -> token shards and demonstrations, which are left out if no phase trains."""
     recipe = context.recipe
     base, limits = base_directory(recipe.base_checkpoint), recipe.problems
+    config, is_trained = recipe.corpus, recipe.pretraining.phases or recipe.mtp.depth
+    if not is_trained:
+        shown = config.demonstrations.model_copy(update={"count": 0})
+        config = config.model_copy(update={"demonstrations": shown})
     return context.make(
         declared.CORPUS,
         {"problems": problems, "search": encoder_of(context)},
+        config=config,
         pins=pin_sources(recipe.corpus.sources, context.settings),
         limits=FunctionLimits(
             max_lines=limits.max_function_lines, max_characters=limits.max_function_characters
