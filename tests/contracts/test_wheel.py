@@ -11,6 +11,7 @@ import pytest
 
 from tests.architecture.source import PACKAGES, ROOT, list_files
 
+ROOT_FILES = ("__init__.py", "__init__.pyi", "prefect.yaml")
 SAYS_WHERE_IT_IS = """
 import ostinato
 from ostinato.flows.operating import local_prefect
@@ -40,7 +41,7 @@ def test_one_name_and_every_file(wheel: Path) -> None:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     product = {f"ostinato/{name}" for name in list_files() if name.split("/")[0] in PACKAGES}
 
-    assert names == product | {"ostinato/__init__.py", "ostinato/prefect.yaml"}
+    assert names == product | {f"ostinato/{name}" for name in ROOT_FILES}
 
 
 def test_it_runs_from_a_folder_that_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
