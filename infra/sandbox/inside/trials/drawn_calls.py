@@ -55,10 +55,8 @@ _BY_NAME = {
 }
 _CHANGING = frozenset({"__setitem__", "__delitem__", "__iadd__", "__enter__"})
 _TRIES, _MAX_KEPT = 40, 4  # calls tried and kept per function of a module
-_MAX_OWN, _MAX_EARLIER = (
-    16,
-    4,
-)  # calls kept of the problem's method, and calls of others on its object before
+_MAX_OWN = 16  # calls kept of the problem's own method
+_MAX_EARLIER = 4  # calls of other methods on its object before
 _OBJECTS = 4  # per class
 _VARIED = 3  # variations per known call
 _FROM_POOL = 12  # further calls of the known function
