@@ -2,8 +2,9 @@
 
 import importlib
 import importlib.metadata
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def _parquet_row(attempt: Attempt) -> dict[str, Any]:
 
 def write_atif(directory: Path, attempts: Sequence[Attempt]) -> Path:
     """Writes TRAJECTORY.json for each attempt stored with its transcript. ConfigError when none was."""
-    whole = [attempt for attempt in attempts if "transcript" in attempt.facts]
+    whole = [attempt for attempt in attempts if _is_whole(attempt)]
     if not whole:
         raise ConfigError(
             f"none of the {len(attempts)} attempts was stored with its transcript, wanted one"
@@ -203,22 +204,57 @@ class TokenView(NamedTuple):
 def write_attempts(path: Path, title: str, attempts: Sequence[Attempt]) -> Path:
     """Writes a page with the newest attempts in full. Returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = render(
+    path.write_text(attempts_page(title, attempts))
+    return path
+
+
+def attempts_page(title: str, attempts: Sequence[Attempt]) -> str:
+    """A page with the newest attempts in full and a line for each older one."""
+    return render(
         "attempts",
         title=title,
         listed=[summarise(attempt.facts) for attempt in attempts[:-MAX_SHOWN]],
         attempts=[_view(attempt) for attempt in attempts[-MAX_SHOWN:]],
         cold_nats=_COLD_NATS,
     )
-    path.write_text(page)
-    return path
+
+
+def group_page(title: str, attempts: Sequence[Attempt]) -> str:
+    """A page with the attempts of one group side by side, best reward first."""
+    ordered = sorted(attempts, key=lambda one: -(one.reward or 0.0))
+    return render(
+        "group",
+        title=title,
+        prompt=ordered[0].facts.get("prompt"),
+        attempts=[_view(attempt) for attempt in ordered],
+        num_same_turns=count_same_turns(
+            [attempt.facts["transcript"]["turns"] for attempt in ordered if _is_whole(attempt)]
+        ),
+    )
+
+
+def count_same_turns(attempts: Sequence[Sequence[Mapping[str, Any]]]) -> int:
+    """Number of leading turns in which all attempts wrote the same text and read the same results. 0 for fewer than
+    two attempts.
+    """
+    if len(attempts) < 2:
+        return 0
+    written = [[(turn["text"], turn["results"]) for turn in turns] for turns in attempts]
+    by_turn = zip(*written, strict=False)  # attempts have different numbers of turns
+    same = itertools.takewhile(lambda turns: turns.count(turns[0]) == len(turns), by_turn)
+    return sum(1 for _ in same)
+
+
+def _is_whole(attempt: Attempt) -> bool:
+    """Whether the attempt was stored with its transcript."""
+    return "transcript" in attempt.facts
 
 
 def _view(attempt: Attempt) -> dict[str, Any]:
     """Values of the template for an attempt."""
     facts = attempt.facts
     verdict, reward = facts.get("verdict"), facts.get("reward")
-    is_whole = "transcript" in facts
+    is_whole = _is_whole(attempt)
     patches = facts.get("changed_files", {}).values()
     return {
         "anchor": facts["trajectory_id"],

@@ -1,5 +1,6 @@
 """`ostinato show` for stored attempts of RL runs, evaluations and users."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -54,24 +55,30 @@ def find_attempts(settings: Settings, name: str) -> list[Attempt]:
     """Attempts by the id of a trajectory, group, run, interaction or session, with their prompts. ConfigError when
     nothing has this id.
     """
-    ledger, objects = open_ledger(settings), open_object_store(settings)
-    if name.startswith(f"{EVALUATION}."):
-        found = list(_attempts_of_evaluation(ledger, objects, name))
-    elif rows := ledger.journal.named(name):
-        found = list(_attempts_of_run(settings, ledger, objects, rows))
-    else:
-        found = [_attempt_of_user(ledger, objects, row) for row in ledger.interactions.named(name)]
-    if not found:
-        raise ConfigError(
-            f"nothing is called {name!r}, wanted kind/name@version of an artifact, or the id of an RL "
-            "run (its folder in runs/), of a group, a trajectory, an interaction or a session"
-        )
-    problem_ids = [attempt.facts.get("problem_id", "") for attempt in found]
-    prompts = _prompts(ledger, objects, set(problem_ids))
+    objects = open_object_store(settings)
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        found = _attempts_named(settings, ledger, objects, name)
+        if not found:
+            raise ConfigError(
+                f"nothing is called {name!r}, wanted kind/name@version of an artifact, or the id of an RL "
+                "run (its folder in runs/), of a group, a trajectory, an interaction or a session"
+            )
+        problem_ids = [attempt.facts.get("problem_id", "") for attempt in found]
+        prompts = _prompts(ledger, objects, set(problem_ids))
     return [
         replace(attempt, facts={"prompt": prompts.get(problem_id), **attempt.facts})
         for attempt, problem_id in zip(found, problem_ids, strict=True)
     ]
+
+
+def _attempts_named(
+    settings: Settings, ledger: Ledger, objects: ObjectStore, name: str
+) -> list[Attempt]:
+    if name.startswith(f"{EVALUATION}."):
+        return list(_attempts_of_evaluation(ledger, objects, name))
+    if rows := ledger.journal.named(name):
+        return list(_attempts_of_run(settings, ledger, objects, rows))
+    return [_attempt_of_user(ledger, objects, row) for row in ledger.interactions.named(name)]
 
 
 def find_examples(settings: Settings, run_id: str) -> dict[str, Attempt]:

@@ -1,5 +1,6 @@
 """Curves of stages from their metrics and results, for the report, the dashboard and the pictures in Prefect."""
 
+import fnmatch
 import io
 import math
 import tomllib
@@ -33,7 +34,6 @@ _MEASURED_EXPECTED = (
     "Both lines rise, and the band of the last version lies above that of the first; overlapping bands "
     "do not show a gain yet."
 )
-_DRAFT_METRIC = "kl_nats_"  # followed by the depth
 
 
 class Curve(Record):
@@ -44,6 +44,10 @@ class Curve(Record):
     expected: str = Field(description="sentence on how the plot looks when things go well")
     x_label: str = "step"
     y_label: str = ""
+    section: str = Field(default="", description="heading on the dashboard's page of a run")
+    starts_at_zero: bool = Field(
+        default=False, description="the vertical axis contains 0, as for shares"
+    )
     series: dict[str, tuple[_Numbers, tuple[float | None, ...]]] = Field(
         description="steps and values; None: not a finite number, as when a model diverged"
     )
@@ -58,9 +62,12 @@ class Plot(NamedTuple):
     key: str
     title: str
     expected: str
-    names: Sequence[str] = ()
+    names: Sequence[str] = ()  # of metrics; `*` stands for any part of a name
     y_label: str = ""
     unit: float = 1.0  # divisor of the values
+    section: str = ""
+    starts_at_zero: bool = False
+    is_pictured: bool = True  # false: drawn on the dashboard alone
 
 
 _PLOTS = {
@@ -70,22 +77,28 @@ _PLOTS = {
 
 
 def stage_curves(metrics: Path) -> list[Curve]:
-    """Plots of any stage from its current metrics."""
+    """The pictures of any stage from its current metrics."""
     rows = read_metrics(metrics)
     steps = [row for row in rows if "solve_rate" in row]
     return measured_curves(steps) + rl_curves(steps) if steps else training_curves(rows)
 
 
+def panels(rows: Rows) -> list[Curve]:
+    """All plots of a stage's metrics, for the dashboard."""
+    steps = [row for row in rows if "solve_rate" in row]
+    if not steps:
+        return training_curves(rows)
+    return measured_curves(steps) + list(_plotted(_PLOTS["rl"].values(), steps))
+
+
 def rl_curves(rows: Rows) -> list[Curve]:
-    """Plots of the RL metrics that the rows have."""
-    return list(_plotted(_PLOTS["rl"].values(), rows))
+    """The pictures of the RL metrics that the rows have."""
+    return list(_plotted((plot for plot in _PLOTS["rl"].values() if plot.is_pictured), rows))
 
 
 def training_curves(rows: Rows) -> list[Curve]:
     """Plots of loss, held-out perplexity and draft layers' KL, as far as the rows have them."""
-    depths = sorted({name for row in rows for name in row if name.startswith(_DRAFT_METRIC)})
-    plots = {**_PLOTS["training"], "kl": _PLOTS["training"]["kl"]._replace(names=depths)}
-    return list(_plotted(plots.values(), rows))
+    return list(_plotted(_PLOTS["training"].values(), rows))
 
 
 def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:
@@ -105,8 +118,12 @@ def perplexity_curve(evaluations: Sequence[Perplexity]) -> Curve:
 
 
 def _plotted(plots: Iterable[Plot], rows: Rows) -> Iterator[Curve]:
+    known = list(dict.fromkeys(name for row in rows for name in row))
     for plot in plots:
-        found = {name: _series_of(rows, name, plot.unit) for name in plot.names}
+        named = dict.fromkeys(
+            name for wanted in plot.names for name in fnmatch.filter(known, wanted)
+        )
+        found = {name: _series_of(rows, name, plot.unit) for name in named}
         series = {name: values for name, values in found.items() if values[0]}
         if series:
             yield Curve(
@@ -114,6 +131,8 @@ def _plotted(plots: Iterable[Plot], rows: Rows) -> Iterator[Curve]:
                 title=plot.title,
                 expected=plot.expected,
                 y_label=plot.y_label,
+                section=plot.section,
+                starts_at_zero=plot.starts_at_zero,
                 series=series,
                 intervals=_solve_rate_interval(rows) if "solve_rate" in series else {},
             )
@@ -191,6 +210,8 @@ def _measured_curve(
         key="evaluation",
         title=title,
         expected=_MEASURED_EXPECTED,
+        section=_PLOTS["rl"]["solve-rate"].section,
+        starts_at_zero=True,
         series={name: (steps, means) for name, (means, _, _) in columns.items()},
         intervals={name: (low, high) for name, (_, low, high) in columns.items()},
     )

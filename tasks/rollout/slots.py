@@ -252,9 +252,11 @@ class GroupTable:
     def describe(self, batch: Batch, trainer_version: int) -> dict[str, float]:
         """Metrics of a batch, and totals of stale groups and of outcomes so far."""
         ages = [trainer_version - slot.birth_version for slot in batch.slots]
+        level = sum(reward_spread(slot.group) == 0 for slot in batch.slots)
         return {
             "groups": len(batch.slots),
-            "groups_without_spread": sum(reward_spread(slot.group) == 0 for slot in batch.slots),
+            "groups_without_spread": level,
+            "groups_without_spread_ratio": level / len(batch.slots),
             "staleness_mean": sum(ages) / len(ages),
             "staleness_max": max(ages),
             "groups_stale_total": self.ended[GroupState.STALE.value],

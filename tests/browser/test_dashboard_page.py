@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,12 +18,19 @@ from ostinato.flows.operating.dashboard.server import TEMPLATES
 from ostinato.flows.stages.server_access import read_login
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.services import find_free_port
-from ostinato.infra.platform.cluster.workspace import HEARTBEAT, PROCESS, ProgressWriter
+from ostinato.infra.platform.cluster.workspace import (
+    HEARTBEAT,
+    PROCESS,
+    REQUEST,
+    ProgressWriter,
+    make_envelope,
+)
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from tests.browser.chromium import find_chromium
 from tests.fakes.open_canary import open_canary
 from tests.fakes.prefect_here import wait_until
-from tests.fakes.trained_home import NUM_STEPS, fill_home
+from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home
 
 pytestmark = pytest.mark.browser
 PROGRAM = [sys.executable, "-P", "-c", "from ostinato.flows.cli import main; main()", "dashboard"]
@@ -67,6 +75,61 @@ def _listens(url: str) -> bool:
         return False
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1920, "dark")])
+def test_runs_are_laid_over_each_other_and_their_settings_compared(
+    settings: Settings, server: subprocess.Popen[bytes], page: Page, width: int, scheme: Any
+) -> None:
+    for seed in (0, 1):
+        directory = settings.home / f"runs/toy-seed{seed}/reinforced-cc{seed}"
+        directory.mkdir(parents=True, exist_ok=True)
+        request = make_envelope("toy:main", SeededRequest(seed=seed))
+        (directory / REQUEST).write_text(request.model_dump_json())
+        ProgressWriter(directory).update(1, 1, solve_rate=0.5 + seed / 10, learning_rate=1e-4)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    expect.set_options(timeout=SLOW_MILLISECONDS)
+    chosen = "&".join(f"run=toy-seed{seed}%2Freinforced-cc{seed}" for seed in (0, 1))
+    page.goto(f"http://127.0.0.1:{settings.dashboard_port}/#runs?{chosen}")
+    expect(page.locator("#panels figure canvas")).to_have_count(2)
+    expect(page.locator("#panels")).to_contain_text("toy-seed0 solve_rate0.5")
+    expect(page.locator("#panels")).to_contain_text("toy-seed1 solve_rate0.6")
+    expect(page.locator("#settings-title")).to_have_text("1 settings differ")
+    expect(page.locator("#settings")).to_contain_text("seed01")
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) == 0
+    # a plain click chooses one run alone
+    page.locator("#run-list .tabulator-row", has_text="toy-seed1").first.click()
+    expect(page.locator("#panels")).not_to_contain_text("toy-seed0")
+    page.locator("#smoothing").fill("0.5")
+    expect(page.locator("#panels figure canvas")).to_have_count(2)
+    page.locator("#logarithmic").check()
+    expect(page.locator("#panels figure canvas")).to_have_count(2)
+
+
+def test_attempts_are_filtered_and_a_group_is_shown_side_by_side(
+    settings: Settings, server: subprocess.Popen[bytes], page: Page
+) -> None:
+    add_attempts(settings, groups=3)
+    expect.set_options(timeout=SLOW_MILLISECONDS)
+    page.goto(f"http://127.0.0.1:{settings.dashboard_port}/#attempts?run=toy-seed0%2Freinforced-bb")
+    attempts = page.locator("#attempt-list .tabulator-row")
+    expect(attempts).to_have_count(6)
+    page.locator("#attempt-list .tabulator-col", has_text="reward").locator(
+        "input"
+    ).press_sequentially("0.5")
+    expect(attempts).to_have_count(3)
+    page.get_by_role("link", name="g1").click()
+    expect(page.locator("article")).to_have_count(2)
+    page.get_by_role("link", name="reinforced-bb.g1.t0").click()
+    expect(page.get_by_role("heading", name="Verdict")).to_be_visible()
+
+
+class SeededRequest(Record):
+    """Request of a stage."""
+
+    seed: int
+
+
 def test_link_to_an_attempt_opens_it_and_no_script_of_a_model_runs(
     settings: Settings, server: subprocess.Popen[bytes], page: Page
 ) -> None:
@@ -88,18 +151,21 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
     page.set_default_timeout(SLOW_MILLISECONDS)
     expect.set_options(timeout=SLOW_MILLISECONDS)
     page.goto(f"http://127.0.0.1:{settings.dashboard_port}/")
-    expect(page.locator("#curves figure")).to_have_count(4)
-    expect(page.locator("#curves")).to_contain_text("solve_rate 0.42")
-    expect(page.locator("#curves")).to_contain_text("no number")
-    expect(page.locator("#versions rect")).to_have_count(NUM_STEPS)
-    expect(page.locator("#versions rect.anchor")).to_have_count(2)
-    expect(page.locator("#cycles")).to_contain_text("promoted")
+    expect(page.locator("#panels figure canvas")).to_have_count(
+        3
+    )  # what the newest RL run measures
+    expect(page.locator("#panels")).to_contain_text("solve_rate0.42")
+    expect(page.locator("#panels")).to_contain_text("no number")
+    expect(page.locator("#state")).to_contain_text("no stages run")
+    page.get_by_role("link", name="Status").click()
+    expect(page.locator("#versions")).to_contain_text(f"toy-run{NUM_STEPS - 1}delta")
+    page.get_by_role("link", name="Cycles").click()
+    expect(page.locator("#cycle-list")).to_contain_text("promoted")
     expect(page.locator("#promotions")).to_contain_text("candidate/toy@1")
-    expect(page.locator("#stages")).to_contain_text("no stage runs")
-    expect(page.locator("#canaries")).to_contain_text("no canary is open")
+    expect(page.locator("#canary-list")).to_contain_text("no canary is open")
 
     open_canary(settings, sessions=40, age_seconds=3_000)
-    expect(page.locator("#canaries")).to_contain_text(
+    expect(page.locator("#canary-list")).to_contain_text(
         "candidate/toy@2: 25 % of sessions, 10 interactions"
     )
 
@@ -113,9 +179,12 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
     expect(page.locator("#stages")).to_contain_text(
         "50 % 12/24 step 12 <b>now</b>", timeout=SLOW_MILLISECONDS
     )
-    expect(page.locator("#curves")).to_contain_text("solve_rate 0.77")
+    page.get_by_role("link", name="Runs").click()
+    expect(page.locator("#panels")).to_contain_text("solve_rate0.77")
+    expect(page.locator("#state")).to_contain_text("1 stage runs")
     assert page.locator("#stages b").count() == 0
 
+    page.get_by_role("link", name="Reports").click()
     page.locator("#pages a").first.click()
     expect(page.locator("h1")).to_have_text("toy, seed 0")
     page.go_back()

@@ -12,6 +12,10 @@ from ostinato.infra.serving.weights.manifest import (
     ChainObject,
     commit_manifest,
 )
+from ostinato.tasks.records import Group
+from ostinato.tasks.rollout.journal import RolloutJournal
+from ostinato.tasks.rollout.records import AttemptRequest
+from tests.fakes.rollouts import make_problem, make_trajectory
 
 NUM_STEPS = 12
 
@@ -47,6 +51,22 @@ def fill_home(settings: Settings) -> None:
     page = settings.home / "reports" / "toy-seed0" / "report.html"
     page.parent.mkdir(parents=True)
     page.write_text("<h1>toy, seed 0</h1>" + json.dumps({"reward": 1}))
+
+
+def add_attempts(settings: Settings, run_id: str = "reinforced-bb", groups: int = 1) -> None:
+    """Adds committed groups of two attempts, of which the first one solves its problem."""
+    ledger, objects = open_ledger(settings), open_object_store(settings)
+    journal = RolloutJournal(ledger.journal, objects, run_id)
+    for number in range(groups):
+        group_id = f"{run_id}.g{number}"
+        problem = make_problem(f"p{number}")
+        requests = [
+            AttemptRequest(f"{group_id}.t{at}", group_id, problem, at, 0, at) for at in range(2)
+        ]
+        journal.reserve(requests, weight_version=0)
+        made = tuple(make_trajectory(it, solved=it.attempt == 0) for it in requests)
+        journal.commit(Group(group_id=group_id, problem_id=problem.problem_id, trajectories=made))
+    ledger.close()
 
 
 def _manifest(version: int) -> ChainManifest:

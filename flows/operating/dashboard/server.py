@@ -1,5 +1,5 @@
 """The dashboard, `python -m ostinato.flows.operating.dashboard.server`: a page, its live data as server-sent events,
-and the reports of runs.
+plots and attempts of each run, and the reports.
 
 It answers only under this machine's own names, requires the login of the home's Prefect server, and is read-only. Use
 ssh -L to reach it from another machine.
@@ -13,20 +13,27 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ostinato.flows import reporting
+from ostinato.flows.operating.dashboard.runs import RunPage, find_run, read_run
 from ostinato.flows.operating.dashboard.snapshot import DashboardSnapshot, SnapshotReader
+from ostinato.flows.reporting.attempt_files import attempts_page, group_page
+from ostinato.flows.reporting.attempt_table import AttemptLine, AttemptTable
+from ostinato.flows.reporting.attempts import find_attempts
 from ostinato.flows.stages.console import print_error
 from ostinato.flows.stages.server_access import basic_header, read_login
 from ostinato.infra.platform.cluster.services import require_free_port
-from ostinato.infra.platform.errors import OstinatoError
+from ostinato.infra.platform.errors import ConfigError, OstinatoError
+from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.platform.telemetry import configure_logging
 
@@ -67,25 +74,11 @@ class LatestSnapshot:
             return self._text
 
 
-def build_app(
-    take: Callable[[], DashboardSnapshot], reports: Path, login: str, every_seconds: float = 5.0
-) -> FastAPI:
-    """The application. `take` reads a snapshot and may block for seconds. `login` is user:password."""
+def build_app(settings: Settings, login: str, every_seconds: float = 5.0) -> FastAPI:
+    """The application over a home. `login` is user:password."""
     app = FastAPI(title="Ostinato dashboard", docs_url=None, redoc_url=None, openapi_url=None)
-    latest, policy = LatestSnapshot(take, every_seconds), content_policy()
-    wanted = basic_header(login).encode()
-
-    @app.middleware("http")
-    async def restrict(request: Request, call_next: Callable[..., object]) -> Response:
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, wanted):
-            return Response(status_code=401, headers={"www-authenticate": 'Basic realm="Ostinato"'})
-        response: Response = await call_next(request)  # type: ignore[misc]
-        response.headers["content-security-policy"] = policy
-        response.headers["x-content-type-options"] = "nosniff"
-        return response
-
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    latest = LatestSnapshot(SnapshotReader(settings).take, every_seconds)
+    _restrict(app, login)
 
     @app.get("/")
     async def page() -> FileResponse:
@@ -104,9 +97,60 @@ def build_app(
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
+    _add_runs(app, settings)
+    reports = settings.home / "reports"
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
     app.mount("/reports", StaticFiles(directory=reports, check_dir=False), name="reports")
     return app
+
+
+def _restrict(app: FastAPI, login: str) -> None:
+    """Answers only with the login and under this machine's own names, and sets the content policy."""
+    policy, wanted = content_policy(), basic_header(login).encode()
+
+    @app.middleware("http")
+    async def restrict(request: Request, call_next: Callable[..., object]) -> Response:
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, wanted):
+            return Response(status_code=401, headers={"www-authenticate": 'Basic realm="Ostinato"'})
+        response: Response = await call_next(request)  # type: ignore[misc]
+        response.headers["content-security-policy"] = policy
+        response.headers["x-content-type-options"] = "nosniff"
+        return response
+
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+
+
+def _add_runs(app: FastAPI, settings: Settings) -> None:
+    """Routes of runs and attempts. They read files and may block, so each runs in a thread."""
+
+    @cache
+    def table() -> AttemptTable:
+        return AttemptTable(open_ledger(settings), open_object_store(settings))
+
+    @app.get("/runs/{name}/{folder}")
+    def run(name: str, folder: str) -> RunPage:
+        return read_run(_found(settings.home, f"{name}/{folder}"))
+
+    @app.get("/runs/{name}/{folder}/attempts")
+    def attempts(name: str, folder: str) -> list[AttemptLine]:
+        return table().lines(_found(settings.home, f"{name}/{folder}").name)
+
+    @app.get("/attempts/{name}")
+    def attempt(name: str) -> HTMLResponse:
+        try:
+            found = find_attempts(settings, name)
+        except ConfigError as error:
+            raise HTTPException(404, str(error)) from None
+        write = attempts_page if len(found) == 1 else group_page
+        return HTMLResponse(write(name, found))
+
+
+def _found(home: Path, run: str) -> Path:
+    directory = find_run(home, run)
+    if directory is None:
+        raise HTTPException(404, f"{run}: no run of this home has this name and has metrics")
+    return directory
 
 
 def main() -> None:
@@ -123,7 +167,7 @@ def serve(settings: Settings) -> None:
     """Serves the dashboard of a home."""
     require_free_port(settings.dashboard_port, "the dashboard")
     login = read_login(settings.home)
-    app = build_app(SnapshotReader(settings).take, settings.home / "reports", login)
+    app = build_app(settings, login)
     uvicorn.run(
         app,
         host=HOST,

@@ -1,4 +1,4 @@
-"""Snapshot of the dashboard's content: parts, curves of the newest training, weight versions, cycles, canaries.
+"""Snapshot of the dashboard's content: runs, parts, weight versions, cycles, canaries.
 
 It is read from the home's files, the object store and the ledger, as by `ostinato status`. Running services are asked
 only for their health.
@@ -8,28 +8,24 @@ import contextlib
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
+from ostinato.flows.operating.dashboard.runs import RunSummary, list_runs
 from ostinato.flows.operating.status.ledger import open_canaries
 from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.operating.status.rows import StatusRow
 from ostinato.flows.operating.status.services import UpProcess
-from ostinato.flows.stages.curves import Curve, rl_curves, training_curves
-from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import StorageError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow, PromotionRow
 from ostinato.infra.platform.objects import ObjectStore, open_object_store
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.platform.telemetry import read_metrics
 from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
 from ostinato.tasks.realtime.promotion.canary_status import CanaryStatus
 
-MAX_STEPS = 400  # points of a curve
 MAX_VERSIONS = 40  # of a chain
 MAX_CHAINS = 3
 MAX_CYCLES = 20
@@ -51,7 +47,7 @@ class DashboardSnapshot(Record):
 
     at: float
     parts: tuple[StatusRow, ...]
-    curves: tuple[Curve, ...]
+    runs: tuple[RunSummary, ...] = Field(description="stages with metrics, newest first")
     chains: tuple[tuple[WeightVersion, ...], ...] = Field(
         description="versions of each chain, oldest first; newest chain first"
     )
@@ -59,6 +55,7 @@ class DashboardSnapshot(Record):
     promotions: tuple[PromotionRow, ...] = Field(description="newest first")
     canaries: tuple[CanaryStatus, ...] = Field(description="open canaries")
     pages: tuple[str, ...] = Field(description="reports below /reports/, newest first")
+    prefect_url: str = Field(description="page of this home's Prefect server")
 
 
 class SnapshotReader:
@@ -76,12 +73,13 @@ class SnapshotReader:
         return DashboardSnapshot(
             at=time.time(),
             parts=parts,
-            curves=tuple(_newest_curves(home)),
+            runs=tuple(list_runs(home, {row.part: row for row in parts})),
             chains=self._newest_chains(),
             cycles=cycles,
             promotions=promotions,
             canaries=self._read_canaries() if has_ledger else (),
             pages=tuple(_pages(home)),
+            prefect_url=f"http://127.0.0.1:{self._settings.prefect_port}/",
         )
 
     def _read_ledger(self) -> tuple[tuple[CycleRow, ...], tuple[PromotionRow, ...]]:
@@ -130,30 +128,6 @@ class SnapshotReader:
                 published_at=manifest.published_at,
             )
         return self._versions[chain, version]
-
-
-def _newest_curves(home: Path) -> list[Curve]:
-    """Curves of the most recently changed RL metrics and of the most recently changed loss."""
-    files = sorted(home.glob(f"runs/*/*/{METRICS}"), key=_changed_at, reverse=True)
-    steps: list[Curve] = []
-    losses: list[Curve] = []
-    for path in files:
-        rows = read_metrics(path)
-        steps = steps or rl_curves(_thin([row for row in rows if "solve_rate" in row]))
-        if not losses:
-            trained = [row for row in rows if "loss" in row and "solve_rate" not in row]
-            found = training_curves(_thin(trained))
-            title = f"loss of {path.parent.parent.name} {path.parent.name.partition('-')[0]}"
-            losses = [one.model_copy(update={"title": title}) for one in found if one.key == "loss"]
-        if steps and losses:
-            break
-    return steps + losses
-
-
-def _thin(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most MAX_STEPS rows, evenly spread and including the last one."""
-    every = -(-len(rows) // MAX_STEPS) or 1
-    return rows[::-1][::every][::-1]
 
 
 def _pages(home: Path) -> list[str]:

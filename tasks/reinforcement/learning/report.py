@@ -90,6 +90,9 @@ class StepReport(StageRecord):
         description="policy loss and KL to the reference, without the losses of drafts and hints"
     )
     gradient_norm: float = Field(description="before clipping")
+    learning_rate: float = Field(
+        default=0.0, description="rate of AdamW in this step, warm-up included; 0: not known"
+    )
     entropy_nats: float = Field(description="mean over sampled tokens")
     parity: Parity
     mismatch_all: Mismatch = Field(description="all sampled tokens, scored under weight_version")

@@ -117,7 +117,7 @@ class RLTrainer:
             earlier=self._publisher.earlier_weights(),
         )
         self.steps_taken += 1
-        return report
+        return report.model_copy(update={"learning_rate": scale * rates.learning_rate})
 
     def publish(self) -> ChainManifest:
         """Publishes the current weights and waits until they are committed to the chain."""

@@ -12,14 +12,10 @@ from ostinato.flows.recipe import recipe_names
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.checkpoint import save_checkpoint
-from ostinato.tasks.records import Group
-from ostinato.tasks.rollout.journal import RolloutJournal
-from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.finished_stages import add_checkpoint, add_problems, open_context
-from tests.fakes.rollouts import make_problem, make_trajectory
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.fakes.toy_gateway import make_renderer
-from tests.fakes.trained_home import NUM_STEPS, fill_home
+from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home
 
 
 @pytest.fixture
@@ -27,15 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ostinato.Home:
     """A home with a finished RL run of two attempts."""
     fill_home(Settings(home=tmp_path / "home"))
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
-    context = open_context(tmp_path, "toy")
-    journal = RolloutJournal(context.ledger.journal, context.objects, "reinforced-bb")
-    requests = [
-        AttemptRequest(f"reinforced-bb.g0.t{number}", "reinforced-bb.g0", make_problem("p"), number, 0, number)
-        for number in range(2)
-    ]  # fmt: skip
-    journal.reserve(requests, weight_version=0)
-    attempts = tuple(make_trajectory(it, solved=it.attempt == 0) for it in requests)
-    journal.commit(Group(group_id="reinforced-bb.g0", problem_id="p", trajectories=attempts))
+    add_attempts(Settings(home=tmp_path / "home"))
     return ostinato.open()
 
 

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pyarrow import parquet
 
-from ostinato.flows.reporting.attempt_files import MAX_SHOWN, save
+from ostinato.flows.reporting.attempt_files import MAX_SHOWN, count_same_turns, group_page, save
 from ostinato.flows.reporting.attempts import Attempt
 from ostinato.infra.agent.transcript import CallStatus, Segment, ToolCallRecord, TurnRecord
 from ostinato.infra.platform.errors import ConfigError
@@ -180,3 +180,19 @@ def test_parquet_holds_a_row_for_each_attempt_with_its_tokens(tmp_path: Path) ->
 def test_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"attempts.csv, wanted NAME.html, NAME.parquet"):
         save(tmp_path / "attempts.csv", "t0", [make_attempt()])
+
+
+def test_a_group_is_the_same_up_to_the_first_turn_that_differs() -> None:
+    look, edit, give_up = ({"text": text, "results": ()} for text in ("look", "edit", "give up"))
+    assert count_same_turns([[look, edit], [look, give_up], [look]]) == 1
+    assert count_same_turns([[look, edit], [look, edit]]) == 2
+    assert count_same_turns([[look], [edit]]) == 0
+    assert count_same_turns([[look, {**edit, "results": ("a",)}], [look, edit]]) == 1
+    assert count_same_turns([[look]]) == count_same_turns([]) == 0
+
+
+def test_a_page_of_a_group_shows_what_models_wrote_as_text() -> None:
+    page = group_page(HOSTILE, [make_attempt("run-1.g0.t0"), make_attempt("run-1.g0.t1")])
+    assert "<script>" not in page
+    assert page.count("run-1.g0.t1") == 2  # the link and its text
+    assert "differ from turn 3 on" in page

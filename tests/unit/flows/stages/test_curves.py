@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.stages import curves
-from ostinato.flows.stages.curves import Curve, plot_png, show_curves, stage_curves
+from ostinato.flows.stages.curves import (
+    Curve,
+    panels,
+    plot_png,
+    rl_curves,
+    show_curves,
+    stage_curves,
+)
 from ostinato.infra.platform.artifacts import ArtifactRef
 
 REF = ArtifactRef(kind="reinforced", name="toy", version=1, fingerprint="f", object_prefix="p")
@@ -67,6 +74,29 @@ def test_rl_has_plots_with_intervals_staleness_and_sizes_of_the_chain(tmp_path: 
         "average": ((0.3, 0.3), (0.5, 0.5)),
         "best": ((0.45, 0.45), (0.75, 0.75)),
     }
+
+
+def test_the_dashboard_draws_more_than_prefect_each_metric_once() -> None:
+    row = {
+        "step": 1,
+        **STEP,
+        "loss": 0.1,
+        "learning_rate": 1e-4,
+        "reward_correct_mean": 0.4,
+        "reward_style_mean": 0.1,
+        "outcome_finished_total": 9,
+        "hack_any_ratio": 0.0,
+    }
+    drawn = {curve.key: curve for curve in panels([row])}
+    pictured = {curve.key for curve in rl_curves([row])}
+    assert drawn.keys() - pictured == {
+        "evaluation", "learning-rate", "policy-loss", "reward-terms", "outcomes", "hacks",
+    }  # fmt: skip
+    assert all(curve.section for curve in drawn.values())
+    assert drawn["reward-terms"].series.keys() == {"reward_correct_mean", "reward_style_mean"}
+    named = [name for curve in drawn.values() for name in curve.series]
+    assert len(named) == len(set(named))
+    assert [curve.key for curve in panels([{"step": 1, "loss": 2.0}])] == ["loss"]
 
 
 def test_steps_without_groups_have_no_band(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from ostinato.flows.operating.dashboard.runs import MAX_STEPS, RunPage, read_run
 from ostinato.flows.operating.dashboard.server import build_app
-from ostinato.flows.operating.dashboard.snapshot import MAX_STEPS, SnapshotReader
+from ostinato.flows.operating.dashboard.snapshot import SnapshotReader
 from ostinato.infra.platform.cluster.services import find_free_port
-from ostinato.infra.platform.cluster.workspace import ProgressWriter
+from ostinato.infra.platform.cluster.workspace import REQUEST, ProgressWriter, make_envelope
+from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.open_canary import open_canary
-from tests.fakes.trained_home import NUM_STEPS, fill_home
+from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home
 
 LOGIN = ("ostinato", "drawn")
 
@@ -25,7 +27,7 @@ def here(home: Path) -> Settings:
 
 
 def app_over(settings: Settings) -> FastAPI:
-    return build_app(SnapshotReader(settings).take, settings.home / "reports", ":".join(LOGIN))
+    return build_app(settings, ":".join(LOGIN))
 
 
 def client(
@@ -39,10 +41,11 @@ def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
     settings = here(tmp_path)
     fill_home(settings)
     snapshot = SnapshotReader(settings).take()
-    curves = {curve.title: curve.series for curve in snapshot.curves}
-    assert curves["loss of toy-seed0 pretrained"]["loss"][1][-1] == pytest.approx(4 / NUM_STEPS)
-    rates = curves["RL: solve rate and reward of sampled attempts"]
-    assert len(rates["solve_rate"][0]) == NUM_STEPS
+    listed = {run.stage: run for run in snapshot.runs}
+    assert (listed["pretrained"].headline, listed["reinforced"].headline) == ("loss", "solve_rate")
+    assert listed["reinforced"].value == pytest.approx(0.3 + NUM_STEPS / 100)
+    assert listed["reinforced"].run == "toy-seed0/reinforced-bb"
+    assert (listed["reinforced"].steps, listed["reinforced"].total_steps) == (NUM_STEPS, NUM_STEPS)
     [chain] = snapshot.chains
     assert [row.version for row in chain] == list(range(NUM_STEPS))
     assert [row.kind for row in chain].count("anchor") == 2
@@ -60,7 +63,7 @@ def test_snapshot_has_the_open_canary(tmp_path: Path) -> None:
 
 def test_fresh_home_has_a_snapshot(tmp_path: Path) -> None:
     snapshot = SnapshotReader(here(tmp_path / "none")).take()
-    assert (snapshot.curves, snapshot.chains, snapshot.cycles) == ((), (), ())
+    assert (snapshot.runs, snapshot.chains, snapshot.cycles) == ((), (), ())
     assert not (tmp_path / "none" / "ledger.db").exists()
 
 
@@ -70,10 +73,49 @@ def test_long_curves_are_thinned_to_their_last_point(tmp_path: Path) -> None:
     writer = ProgressWriter(directory)
     for step in range(1, 3 * MAX_STEPS + 2):
         writer.update(step, 10_000, "bulk", loss=float(step))
-    [curve] = SnapshotReader(here(tmp_path)).take().curves
+    [curve] = read_run(directory).curves
     steps, losses = curve.series["loss"]
     assert MAX_STEPS / 2 < len(steps) <= MAX_STEPS
     assert losses[-1] == 3 * MAX_STEPS + 1
+
+
+async def test_a_run_has_its_plots_settings_and_attempts(tmp_path: Path) -> None:
+    settings = here(tmp_path)
+    fill_home(settings)
+    add_attempts(settings, groups=2)
+    request = make_envelope("toy:main", StageRequest(seed=3, checkpoint_directory="/home/me"))
+    directory = tmp_path / "runs/toy-seed0/reinforced-bb"
+    (directory / REQUEST).write_text(request.model_dump_json())
+    async with client(app_over(settings)) as local:
+        page = RunPage.model_validate_json((await local.get("/runs/toy-seed0/reinforced-bb")).text)
+        assert page.settings == {"seed": 3}
+        drawn = {curve.key: curve for curve in page.curves}
+        assert len(drawn["solve-rate"].series["solve_rate"][0]) == NUM_STEPS
+        assert drawn["solve-rate"].starts_at_zero
+        lines = (await local.get("/runs/toy-seed0/reinforced-bb/attempts")).json()
+        assert [line["trajectory_id"] for line in lines] == [
+            f"reinforced-bb.g{group}.t{attempt}" for group in (1, 0) for attempt in (1, 0)
+        ]
+        assert [line["solved"] for line in lines] == [False, True] * 2
+        assert {line["turns"] for line in lines} == {1}
+        one = await local.get("/attempts/reinforced-bb.g1.t0")
+        assert "Verdict" in one.text
+        group = await local.get("/attempts/reinforced-bb.g1")
+        assert "2 attempts at one problem" in group.text
+        for name in (
+            "/runs/toy-seed0/none",
+            "/runs/../toy-seed0",
+            "/runs/toy-seed0/..",
+            "/attempts/no",
+        ):
+            assert (await local.get(name)).status_code == httpx.codes.NOT_FOUND
+
+
+class StageRequest(Record):
+    """Request of a stage."""
+
+    seed: int
+    checkpoint_directory: str
 
 
 async def test_page_reports_and_snapshot_are_served_to_this_machine(tmp_path: Path) -> None:
@@ -101,7 +143,8 @@ async def test_who_has_no_login_reads_nothing(
     tmp_path: Path, login: tuple[str, str] | None
 ) -> None:
     async with client(app_over(here(tmp_path)), login=login) as stranger:
-        for path in ("/", "/snapshot", "/events", "/assets/dashboard.js", "/reports/a.html", "/no"):
+        paths = ("/assets/dashboard.js", "/reports/a.html", "/runs/a/b", "/attempts/a", "/no")
+        for path in ("/", "/snapshot", "/events", *paths):
             answer = await stranger.get(path)
             assert answer.status_code == httpx.codes.UNAUTHORIZED
             assert answer.headers["www-authenticate"].startswith("Basic")

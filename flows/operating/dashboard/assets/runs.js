@@ -1,0 +1,99 @@
+// The page of runs: their list, the plots of those that are chosen, and the settings in which these differ.
+import { ago, element, getJson, replace, rounded, rows } from "./elements.js";
+import { drawPanels } from "./panels.js";
+
+const place = document.getElementById("panels");
+const pages = new Map(); // run -> { changed_at, page }
+let list, chosen = [], summaries = [], now = 0;
+
+export function chosenRuns() {
+  return chosen;
+}
+
+// `choose` is called with the runs that the user selects in the list.
+export function startRuns(choose) {
+  list = new Tabulator("#run-list", {
+    index: "run", layout: "fitColumns", height: "22em", placeholder: "nothing has been trained here",
+    selectableRows: true, rowHeader: false,
+    columns: [
+      { title: "run", field: "name", headerFilter: "input", widthGrow: 2.2 },
+      { title: "stage", field: "stage", headerFilter: "input", widthGrow: 1.8 },
+      { title: "state", field: "state", widthGrow: 1.6 },
+      { title: "step", field: "steps", widthGrow: 1.5, formatter: (cell) => stepsOf(cell.getData()) },
+      { title: "newest", field: "value", widthGrow: 2.1, tooltip: (event, cell) => cell.getData().headline,
+        formatter: (cell) => headlineOf(cell.getData()) },
+      { title: "changed", field: "changed_at", widthGrow: 1.7, formatter: (cell) => ago(cell.getValue(), now) },
+    ],
+  });
+  list.on("rowClick", (event, row) => {
+    const { run } = row.getData();
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) choose([run]);
+    else choose(chosen.includes(run) ? chosen.filter((one) => one !== run) : [...chosen, run]);
+  });
+  for (const id of ["smoothing", "logarithmic"]) document.getElementById(id).addEventListener("input", redraw);
+  document.getElementById("same-width").addEventListener("input", (event) => {
+    place.classList.toggle("wide", event.target.checked);
+  });
+  document.getElementById("controls").addEventListener("submit", (event) => event.preventDefault());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  return new Promise((built) => list.on("tableBuilt", built));
+}
+
+function stepsOf({ steps, total_steps }) {
+  return total_steps ? `${rounded(steps)}/${rounded(total_steps)}` : "";
+}
+
+function headlineOf({ headline, value }) {
+  const name = { evaluation_average: "held out", solve_rate: "solved", loss: "loss" }[headline] ?? "";
+  return name && `${name} ${rounded(value)}`;
+}
+
+// Shows the runs of a snapshot and redraws the chosen ones that have new steps.
+export async function updateRuns(snapshot) {
+  ({ runs: summaries, at: now } = snapshot);
+  const known = new Set(summaries.map(({ run }) => run));
+  if (list.getData().some(({ run }) => !known.has(run))) await list.setData(summaries);
+  else await list.updateOrAddData(summaries);
+  if (!list.getSorters().length) list.setSort("changed_at", "desc");
+  await showRuns(chosen);
+}
+
+// Draws these runs, or the newest RL run when there are none.
+export async function showRuns(wanted) {
+  const known = wanted.filter((run) => summaries.some((one) => one.run === run));
+  const newest = summaries.find(({ headline }) => headline !== "loss" && headline !== "") ?? summaries[0];
+  const before = chosen;
+  chosen = known.length || !newest ? known : [newest.run];
+  list.deselectRow();
+  list.selectRow(chosen);
+  if (chosen.length) document.getElementById("attempts-link").href = `#attempts?run=${encodeURIComponent(chosen[0])}`;
+  const changed = await Promise.all(chosen.map(load));
+  if (changed.some(Boolean) || before.join() !== chosen.join()) redraw();
+}
+
+async function load(run) {
+  const { changed_at } = summaries.find((one) => one.run === run);
+  if (pages.get(run)?.changed_at === changed_at) return false;
+  pages.set(run, { changed_at, page: await getJson(`/runs/${run.split("/").map(encodeURIComponent).join("/")}`) });
+  return true;
+}
+
+function redraw() {
+  const found = chosen.map((run) => pages.get(run)?.page).filter(Boolean);
+  drawPanels(place, found, {
+    smoothing: Number(document.getElementById("smoothing").value),
+    logarithmic: document.getElementById("logarithmic").checked,
+  });
+  if (!found.length) place.append(element("p", "nothing has been trained here", "empty"));
+  showSettings(found);
+}
+
+function showSettings(found) {
+  const names = [...new Set(found.flatMap(({ settings }) => Object.keys(settings)))].sort();
+  const lines = names.map((name) => [name, ...found.map(({ settings }) => JSON.stringify(settings[name]) ?? "not there")]);
+  const differing = found.length > 1 ? lines.filter(([, first, ...others]) => others.some((one) => one !== first)) : lines;
+  document.getElementById("settings-title").textContent =
+    found.length > 1 ? `${differing.length} settings differ` : `Settings (${lines.length})`;
+  replace("settings", found.length ? rows(["setting", ...found.map(({ run }) => run)],
+    differing.map((cells) => ({ cells }))) : [], "no run is chosen");
+}

@@ -1,0 +1,115 @@
+"""Runs of a home as the dashboard shows them: a line in the list, and the page of one with its plots and settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ostinato.flows.operating.status.rows import StatusRow
+from ostinato.flows.stages.curves import Curve, panels
+from ostinato.flows.stages.declared import START_FILE, StageStart
+from ostinato.infra.platform.cluster.workspace import (
+    METRICS,
+    PROGRESS,
+    REQUEST,
+    Progress,
+    RequestEnvelope,
+    read_record,
+)
+from ostinato.infra.platform.record import Record, dotted
+from ostinato.infra.platform.telemetry import read_metrics
+
+MAX_RUNS = 500
+MAX_STEPS = 2_000  # points of a curve
+_HEADLINES = ("evaluation_average", "solve_rate", "loss")  # the first that a run measures
+
+
+class RunSummary(Record):
+    """One stage with metrics, as a line of the list."""
+
+    run: str = Field(description="folder below runs/, such as nano-seed0/reinforced-0a1b2c3d")
+    name: str = Field(description="recipe and seed")
+    stage: str = Field(description="kind of the artifact that the stage makes")
+    state: str
+    steps: float = Field(description="finished steps")
+    total_steps: float
+    headline: str = Field(
+        description="name of the metric in `value`; empty: none of the known ones"
+    )
+    value: float | None
+    began_at: float | None = Field(description="seconds since the epoch; None: unknown")
+    changed_at: float
+
+
+class RunPage(Record):
+    """One run in full."""
+
+    run: str
+    curves: tuple[Curve, ...]
+    settings: dict[str, Any] = Field(description="dotted name -> value, without paths and run id")
+
+
+def list_runs(home: Path, parts: Mapping[str, StatusRow]) -> list[RunSummary]:
+    """Stages that wrote metrics, newest first. `parts`: rows of `ostinato status` by part."""
+    found = sorted(_stages(home), key=lambda path: -_changed_at(path / METRICS))
+    return [_summary(path, parts) for path in found[:MAX_RUNS]]
+
+
+def _stages(home: Path) -> Iterator[Path]:
+    return (path.parent for path in home.glob(f"runs/*/*/{METRICS}"))
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # a run that is removed meanwhile
+        return 0.0
+
+
+def _summary(directory: Path, parts: Mapping[str, StatusRow]) -> RunSummary:
+    name, folder = directory.parent.name, directory.name
+    progress = read_record(directory / PROGRESS, Progress)
+    start = read_record(directory / START_FILE, StageStart)
+    row = parts.get(f"{name} {folder}")
+    numbers = {} if progress is None else progress.metrics
+    headline = next((metric for metric in _HEADLINES if metric in numbers), "")
+    value = numbers.get(headline)
+    return RunSummary(
+        run=f"{name}/{folder}",
+        name=name,
+        stage=folder.rpartition("-")[0] or folder,
+        state="unknown" if row is None else row.state,
+        steps=0.0 if progress is None else progress.done,
+        total_steps=0.0 if progress is None else progress.total,
+        headline=headline,
+        value=value if isinstance(value, float | int) else None,  # text: not finite
+        began_at=None if start is None else start.began_at,
+        changed_at=_changed_at(directory / METRICS),
+    )
+
+
+def find_run(home: Path, run: str) -> Path | None:
+    """Directory of a run. None: the home has no such run, so names with `..` find nothing."""
+    return next((path for path in _stages(home) if f"{path.parent.name}/{path.name}" == run), None)
+
+
+def read_run(directory: Path) -> RunPage:
+    """Plots and settings of a run."""
+    envelope = read_record(directory / REQUEST, RequestEnvelope)
+    settings = {} if envelope is None else dict(dotted(envelope.request))
+    return RunPage(
+        run=f"{directory.parent.name}/{directory.name}",
+        curves=tuple(panels(_thin(read_metrics(directory / METRICS)))),
+        settings={name: value for name, value in settings.items() if not _is_place(name)},
+    )
+
+
+def _is_place(name: str) -> bool:
+    return name == "run_id" or name.endswith(("_directory", "_directories"))
+
+
+def _thin(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """At most MAX_STEPS rows, evenly spread and including the last one."""
+    every = -(-len(rows) // MAX_STEPS) or 1
+    return rows[::-1][::every][::-1]
