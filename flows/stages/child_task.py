@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 from uuid import UUID
 
 import httpx
@@ -31,7 +32,7 @@ from ostinato.flows.stages.progress import shown_pictures, shown_progress
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import LOG, Progress
 from ostinato.infra.platform.errors import is_retryable
-from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.platform.settings import Settings, load_settings
 from ostinato.infra.platform.tracking.forwarding import tracked
 
 Result = TypeVar("Result", bound=BaseModel)
@@ -127,6 +128,13 @@ def _cancellable() -> Iterator[Callable[[], None]]:
         watch.is_over.set()
 
 
+def _described(name: str, directory: Path, settings: Settings) -> str:
+    """Description of a stage's progress in Prefect: a link to its plots on the dashboard of `ostinato up`."""
+    run = quote(f"{directory.parent.name}/{directory.name}", safe="")
+    place = f"http://127.0.0.1:{settings.dashboard_port}/#runs?run={run}"
+    return f"{name}: [plots of {directory.name}]({place})"
+
+
 def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
     return isinstance(error, BaseException) and is_retryable(error)
@@ -147,7 +155,7 @@ def run_stage(
     logger.info("stage=%s log=%s", name, directory / LOG)
     key, settings = as_key(directory.parent.name, name), load_settings()
     with (
-        shown_progress(name, key, f"{name}: {directory.name}") as show,
+        shown_progress(name, key, _described(name, directory, settings)) as show,
         shown_pictures(name, directory),
         tracked(directory, settings) as begin_tracking,
         _cancellable() as raise_if_cancelled,

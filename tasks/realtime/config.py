@@ -28,7 +28,7 @@ class ServingConfig(Record):
     promote_evaluated: bool = False
     """start the line's gate automatically for a checkpoint that passes the gate of a checkpoint-evaluation
     and that the line has never served. The event checkpoint.gate.passed starts the deployment
-    promotion/manual. A cycle promotes its own checkpoints regardless of this setting"""
+    promotion/offer-to-users. A cycle promotes its own checkpoints regardless of this setting"""
 
 
 class GuardConfig(Record):

@@ -69,7 +69,7 @@ def addresses(settings: Settings) -> dict[str, str]:
         wait_for_worker(client)
         runs = client.post("flow_runs/filter", json={"sort": "END_TIME_DESC"}).json()
         finished = next(run for run in runs if run["state_type"] == "COMPLETED")
-        chain = client.get("deployments/name/agent-training/manual").json()
+        chain = client.get("deployments/name/agent-training/whole-chain").json()
     dashboard = f"http://127.0.0.1:{settings.dashboard_port}"
     return {
         "deployments": f"{prefect}/deployments",

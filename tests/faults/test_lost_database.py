@@ -20,7 +20,7 @@ from tests.faults.test_up import DEPLOY, Machine, machine, steps_of
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2_400)]
 
 __all__ = ["machine"]  # the fixture
-FLOW = "problem-building/manual"
+FLOW = "problem-building/build-problems"
 STEPS = 4
 
 

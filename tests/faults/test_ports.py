@@ -132,7 +132,7 @@ def test_command_of_who_has_the_login_is_refused_too(here: PrefectHere, tmp_path
     flow, *tries = attack(here.api, marker)
     assert flow.is_success
     assert [one.status_code for one in tries] == [422] * len(tries), [one.text for one in tries]
-    ours = here.deployment("reinforcement/manual")["id"]
+    ours = here.deployment("reinforcement/reinforce")["id"]
     for variables in ({"command": f"touch {marker}"}, {"env": {"A": "b"}}):
         body = {"job_variables": variables, "state": {"type": "SCHEDULED"}}
         run = here.api.post(f"deployments/{ours}/create_flow_run", json=body)
@@ -150,7 +150,7 @@ def test_changes_need_the_token_against_forged_requests(here: PrefectHere) -> No
 
 
 def test_misspelt_parameter_is_refused_before_a_run_exists(here: PrefectHere) -> None:
-    for flow in ("agent-training/manual", "realtime-cycle/every-5-hours", "reinforcement/manual"):
+    for flow in ("agent-training/whole-chain", "realtime-cycle/every-5-hours", "reinforcement/reinforce"):
         deployment = here.deployment(flow)["id"]
         body = {"parameters": {"recipie": "nano"}, "state": {"type": "SCHEDULED"}}
         answer = here.api.post(f"deployments/{deployment}/create_flow_run", json=body)

@@ -57,7 +57,7 @@ def test_pool_of_containers_is_made_and_kept(deployed: dict[str, str], tmp_path:
         assert made["type"] == "docker"
         properties = made["base_job_template"]["variables"]["properties"]
         assert properties["image"]["default"] == "registry.example/ostinato:1"
-        deployment = api.get("deployments/name/reinforcement/manual").raise_for_status().json()
+        deployment = api.get("deployments/name/reinforcement/reinforce").raise_for_status().json()
         assert deployment["work_pool_name"] == "ostinato"
         [step] = deployment["pull_steps"]
         # a place in the image, not on the machine that deploys
@@ -83,7 +83,7 @@ def test_deploying_takes_away_what_it_made_and_no_longer_wants(
 ) -> None:
     """What an earlier version left, and beside it what people of the same server made."""
     with open_api(deployed) as api:
-        kept = api.get("deployments/name/agent-training/manual").raise_for_status().json()
+        kept = api.get("deployments/name/agent-training/whole-chain").raise_for_status().json()
         before = everything(api)
         [training] = [queue for queue in queues(api) if queue["name"] == "training"]
 
@@ -118,7 +118,7 @@ def test_deploying_takes_away_what_it_made_and_no_longer_wants(
             "deployments": {"theirs"},
             "queues": {"theirs"},
             "automations": {"theirs trigger", "their automation"},
-            "schedules": {("manual", None)},
+            "schedules": {("whole-chain", None)},
         }
         assert not any(names - now[kind] for kind, names in before.items())
 

@@ -37,6 +37,12 @@ def test_deployments_cover_every_flow_and_no_other() -> None:
     assert set(flow_names()) == deployed - {"promotion", "rollback", "run_resuming"}
 
 
+def test_no_two_deployments_have_the_same_name() -> None:
+    """Prefect's list shows the name in large letters, and the flow below it in small ones."""
+    names = [item["name"] for item in deployments()]
+    assert len(set(names)) == len(names)
+
+
 def test_deployments_name_flows_that_exist_with_their_parameters() -> None:
     for item in deployments():
         module, _, name = item["entrypoint"].rpartition(".")

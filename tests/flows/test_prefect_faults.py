@@ -170,7 +170,7 @@ def test_crashed_run_goes_on_by_itself_after_a_pause_and_starts_no_second_stage(
     order = {"directory": str(tmp_path / "marked"), "steps": 4, "release_file": str(release)}
     marked = here.start(elsewhere, **order)
     wait_until("the last step", (tmp_path / "marked" / "waiting").exists, 240)
-    building = here.deployment("problem-building/manual")["id"]
+    building = here.deployment("problem-building/build-problems")["id"]
     killed = here.start(building, recipe="miniature")
     child = wait_until("its stage", lambda: stage_of(here, "miniature-seed0/problems-*"), 240)
     crashed_at = datetime.datetime.now(tz=datetime.UTC)
@@ -310,7 +310,7 @@ def test_cancelled_run_of_an_earlier_worker_ends_with_its_stage(
 
 
 def test_unknown_setting_in_a_form_is_refused_before_a_run_exists(here: PrefectHere) -> None:
-    deployment = here.deployment("reinforcement/manual")
+    deployment = here.deployment("reinforcement/reinforce")
     for parameters in (
         {"options": {"group_sise": 3}},
         {"options": {"group_size": 1}},
@@ -392,7 +392,7 @@ def test_checkpoint_whose_evaluation_passed_is_promoted_once_where_the_recipe_as
     line = '[serving]\nline = "evaluated"\n'
     recipe, [quiet, asked] = prepare(here.settings.home, 0.5, 0.6, text=line)
     evaluation, promotion = (
-        here.deployment(name) for name in ("checkpoint-evaluation/ci", "promotion/manual")
+        here.deployment(name) for name in ("checkpoint-evaluation/ci", "promotion/offer-to-users")
     )
     once = {"recipe": recipe, "suite": "held-out-mutations"}
     asks = {"checkpoint": asked, "options": {"promote": True}}
