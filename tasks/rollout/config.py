@@ -29,6 +29,15 @@ ADMISSIONS = PluginGroup(
         "cap": "ostinato.tasks.rollout.staleness:start_at_once",
     },
 )
+# Functions of type ProblemWeight (curriculum.py) by name.
+CURRICULA = PluginGroup(
+    "ostinato.curricula",
+    "curriculum",
+    {
+        "spread": "ostinato.tasks.rollout.curriculum:spread_weight",
+        "uniform": "ostinato.tasks.rollout.curriculum:uniform_weight",
+    },
+)
 
 
 class StalenessConfig(Record):
@@ -72,9 +81,18 @@ class StalenessConfig(Record):
 class CurriculumConfig(Record):
     """Choice of problems."""
 
+    weight: str = "spread"
+    """rule for the weight of a problem in the next draw. spread: the probability that its group has mixed
+    results; uniform: the same weight for all; the entry point group ostinato.curricula adds others"""
     revisit_groups: NonNegativeInt = 0
     """groups of other problems before a problem may be drawn again; 0: each problem is drawn once, and
     the run ends when all have been"""
+
+    @field_validator("weight")
+    @classmethod
+    def _known_weight(cls, weight: str) -> str:
+        CURRICULA.refuse_unknown([weight])
+        return weight
 
 
 class RolloutConfig(Record):

@@ -1,21 +1,21 @@
 """Choice of the next problem.
 
-The weight of a problem is the probability that a group of attempts at it has mixed results, under a
-Beta posterior of its solve rate in which older results count less. Unless the recipe allows revisits,
-each problem is drawn once. The choice is a pure function of the drawn groups and their results, so a
-resumed run continues the same curriculum.
+A rule gives each problem its weight in the draw from the results of its groups, in which older results count
+less. Unless the recipe allows revisits, each problem is drawn once. The choice is a pure function of the drawn
+groups and their results, so a resumed run continues the same curriculum.
 """
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.tasks.records import Problem
-from ostinato.tasks.rollout.config import CurriculumConfig
+from ostinato.tasks.rollout.config import CURRICULA, CurriculumConfig
 
 HALF_LIFE_GROUPS = 4.0  # later groups of the same problem after which a group counts half
 PRIOR_ATTEMPTS = 2.0  # attempts of the prior, half of them solved
@@ -42,6 +42,23 @@ def spread_probability(solved_weight: float, failed_weight: float, group_size: i
     return max(0.0, 1.0 - all_solved - all_failed)
 
 
+# From a problem, the results of its groups so far and the attempts per group, its weight in the next draw: a
+# positive number.
+ProblemWeight = Callable[[Problem, ProblemStatistics, int], float]
+
+
+def spread_weight(problem: Problem, results: ProblemStatistics, group_size: int) -> float:
+    """Probability that the problem's next group has mixed results, at least FLOOR_WEIGHT."""
+    solved = PRIOR_ATTEMPTS / 2 + results.solved
+    failed = PRIOR_ATTEMPTS / 2 + (results.attempts - results.solved)
+    return max(FLOOR_WEIGHT, spread_probability(solved, failed, group_size))
+
+
+def uniform_weight(problem: Problem, results: ProblemStatistics, group_size: int) -> float:
+    """The same weight for every problem."""
+    return 1.0
+
+
 class Curriculum:
     """Draws problems and updates their weights with the results of finished groups."""
 
@@ -58,6 +75,8 @@ class Curriculum:
         self.group_size = group_size
         self.seed = seed
         self.draws = 0
+        self._rule: ProblemWeight = CURRICULA.load(config.weight)
+        self._rule_name = config.weight
         self._revisit_groups = config.revisit_groups
         self._last_draw: dict[str, int] = {}  # problem -> number of its newest group
         self._order = sorted(problem.problem_id for problem in problems)
@@ -71,13 +90,16 @@ class Curriculum:
         return not self._revisit_groups and len(self._last_draw) == len(self._order)
 
     def weight(self, problem_id: str) -> float:
-        """Weight of this problem in the draw, in FLOOR_WEIGHT..1."""
+        """Weight of this problem in the draw. ConfigError when the rule gives no positive number."""
         if problem_id not in self._weights:
-            known = self.statistics[problem_id]
-            solved = PRIOR_ATTEMPTS / 2 + known.solved
-            failed = PRIOR_ATTEMPTS / 2 + (known.attempts - known.solved)
-            spread = spread_probability(solved, failed, self.group_size)
-            self._weights[problem_id] = max(FLOOR_WEIGHT, spread)
+            results = self.statistics[problem_id]
+            given = self._rule(self._problems[problem_id], results, self.group_size)
+            if not isinstance(given, SupportsFloat) or not 0 < float(given) < math.inf:
+                raise ConfigError(
+                    f"curriculum {self._rule_name!r} gives problem {problem_id} the weight {given!r:.200}, "
+                    "wanted a positive number"
+                )
+            self._weights[problem_id] = float(given)
         return self._weights[problem_id]
 
     def draw(self, in_flight: Collection[str]) -> Problem:

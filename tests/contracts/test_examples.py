@@ -44,18 +44,30 @@ from ostinato.tasks.reinforcement.learning.config import (
     TrainerRequest,
 )
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
+from ostinato.tasks.rollout.config import CurriculumConfig
+from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.benchmarks.orchestrator import Load, Observed, Simulation
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.memory_sandbox import MemorySandbox
+from tests.fakes.rollouts import make_problem
 from tests.fakes.tiny_model import TINY, random_weights
 from tests.unit.tasks.reinforcement.learning.samples import TINY as EXPERTS
 from tests.unit.tasks.reinforcement.learning.samples import random_samples
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PACKAGES = ("environment", "tool", "reward", "dialect", "admission", "engine", "objective")
+PACKAGES = (
+    "environment",
+    "tool",
+    "reward",
+    "dialect",
+    "admission",
+    "curriculum",
+    "engine",
+    "objective",
+)
 SOURCE = "class Box:\n    def size(self):\n        return 1\n"
 
 
@@ -98,6 +110,7 @@ def make_recipe(directory: Path, text: str) -> str:
         ('[harness]\ndialect = "chess"\n', "ostinato.dialects"),
         ('[harness]\ndialect = "full"\ntools = ["chess"]\n', "ostinato.tools"),
         ('[rollout.staleness]\nadmission = "chess"\n', "ostinato.admissions"),
+        ('[rollout.curriculum]\nweight = "chess"\n', "ostinato.curricula"),
         ('[decoding]\nengine = "chess"\n', "ostinato.engines"),
         ('[learning.objective]\nadvantages = "chess"\n', "ostinato.advantages"),
         ('[learning.objective]\nloss = "chess"\n', "ostinato.losses"),
@@ -116,7 +129,8 @@ def test_a_recipe_names_all_of_them_and_the_error_lists_them(tmp_path: Path) -> 
     text = (
         "[environments.tallies]\ntrain = 3\n[grading.rewards]\nbrevity = -0.01\n"
         '[harness]\ndialect = "json"\ntools = ["read_file", "outline"]\n'
-        '[rollout.staleness]\nadmission = "one_step_ahead"\n[decoding]\nengine = "timed"\n'
+        '[rollout.staleness]\nadmission = "one_step_ahead"\n'
+        '[rollout.curriculum]\nweight = "small_first"\n[decoding]\nengine = "timed"\n'
         '[learning.objective]\nadvantages = "leave_one_out"\nloss = "clipped_surrogate"\n'
     )
     recipe = load_recipe(make_recipe(tmp_path, text))
@@ -225,6 +239,18 @@ def test_a_scripted_model_is_rolled_out_and_graded_by_the_environment(
     assert trajectory.reward.terms["correctness"] == float(is_right)
     assert trajectory.reward.terms["brevity"] == (-0.01 if is_right else 0.0)
     assert set(trajectory.changed_files) == {"answer.txt"}
+
+
+@pytest.mark.usefixtures("installed")
+def test_small_problems_are_drawn_first() -> None:
+    problems = [
+        make_problem(f"p{lines:02}").model_copy(update={"last_line": lines})
+        for lines in range(1, 31)
+    ]
+    config = CurriculumConfig(weight="small_first")
+    curriculum = Curriculum(problems, config, group_size=8, seed=0)
+    drawn = [curriculum.draw(()).last_line for _ in problems]
+    assert sum(drawn[:10]) < sum(drawn[10:20]) < sum(drawn[20:])
 
 
 @pytest.mark.usefixtures("installed")

@@ -150,7 +150,11 @@ def test_changes_need_the_token_against_forged_requests(here: PrefectHere) -> No
 
 
 def test_misspelt_parameter_is_refused_before_a_run_exists(here: PrefectHere) -> None:
-    for flow in ("agent-training/whole-chain", "realtime-cycle/every-5-hours", "reinforcement/reinforce"):
+    for flow in (
+        "agent-training/whole-chain",
+        "realtime-cycle/every-5-hours",
+        "reinforcement/reinforce",
+    ):
         deployment = here.deployment(flow)["id"]
         body = {"parameters": {"recipie": "nano"}, "state": {"type": "SCHEDULED"}}
         answer = here.api.post(f"deployments/{deployment}/create_flow_run", json=body)

@@ -117,7 +117,11 @@ def use_services(environment: dict[str, str], home: Path, address: str) -> None:
     }
     run(("deploy", "--recipe", "miniature"), environment | api)
     deployment = (sys.executable, "-m", "prefect", "deployment", "run", "--watch")
-    for name in ("problem-building/build-problems", "promotion/offer-to-users", "rollback/serve-previous"):
+    for name in (
+        "problem-building/build-problems",
+        "promotion/offer-to-users",
+        "rollback/serve-previous",
+    ):
         subprocess.run(
             (*deployment, name), env=environment | api, check=False, timeout=COMMAND_SECONDS
         )

@@ -9,10 +9,11 @@ from ostinato.infra.platform.tracking.trackers import TRACKERS
 from ostinato.infra.serving.engine.extensions import ENGINES
 from ostinato.infra.serving.published_models import FAMILIES
 from ostinato.tasks.grading.environments import ENVIRONMENTS
-from ostinato.tasks.rollout.config import ADMISSIONS
+from ostinato.tasks.rollout.config import ADMISSIONS, CURRICULA
 
 GROUPS = (
     TOOLS, DIALECTS, HARNESSES, REGISTRIES, TRACKERS, ENGINES, FAMILIES, ENVIRONMENTS, ADMISSIONS,
+    CURRICULA,
 )  # fmt: skip
 
 

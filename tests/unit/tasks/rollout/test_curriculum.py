@@ -1,9 +1,12 @@
 """Problem choice."""
 
+import math
 from collections import Counter
 
 import pytest
 
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.rollout import curriculum as rules
 from ostinato.tasks.rollout.config import CurriculumConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, spread_probability
 from tests.fakes.rollouts import make_problem
@@ -36,6 +39,25 @@ def test_mixed_problems_are_drawn_more_than_solved_and_hopeless_ones() -> None:
     counts = Counter(int(curriculum.draw(()).problem_id[1:]) % 3 for _ in range(400))
     assert counts[1] > 4 * counts[0] > 0
     assert counts[1] > 4 * counts[2] > 0
+
+
+def test_uniform_weights_ignore_results() -> None:
+    config = CurriculumConfig(weight="uniform", revisit_groups=1)
+    problems = [make_problem(f"p{index}") for index in range(4)]
+    curriculum = Curriculum(problems, config, group_size=8, seed=3)
+    curriculum.observe("p0", attempts=8, solved=8)
+    assert {curriculum.weight(problem.problem_id) for problem in problems} == {1.0}
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, math.nan, math.inf, None, "much"])
+def test_a_rule_without_a_positive_number_is_named_with_its_problem(
+    monkeypatch: pytest.MonkeyPatch, weight: object
+) -> None:
+    monkeypatch.setattr(rules, "uniform_weight", lambda *_: weight)
+    config = CurriculumConfig(weight="uniform")
+    curriculum = Curriculum([make_problem("p0")], config, group_size=8, seed=3)
+    with pytest.raises(ConfigError, match="curriculum 'uniform' gives problem p0 the weight"):
+        curriculum.draw(())
 
 
 def test_a_problem_is_drawn_once_by_default_also_over_a_restart() -> None:
