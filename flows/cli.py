@@ -23,6 +23,7 @@ from ostinato.flows.commands.launching import (
     RecipeOption,
     SeedOption,
     SetOption,
+    conversations_of,
     launch_flow,
     make_options,
 )
@@ -87,9 +88,9 @@ def run(
     keep: KeepOption = None,
     rebuild: RebuildOption = None,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="file of conversations for sft, .jsonl or .parquet", dir_okay=False, exists=True
+            help="conversations for sft: a .jsonl or .parquet file, or a data set ORG/NAME[@REVISION] of the hub"
         ),
     ] = None,
     start: Annotated[
@@ -103,10 +104,10 @@ def run(
     """Runs one flow of the chain and the stages it depends on."""
     name = flow.replace("-", "_")
     if (data is None) == (name == "sft"):
-        raise typer.BadParameter("sft needs --data FILE, and no other flow takes it")
+        raise typer.BadParameter("sft needs --data, and no other flow takes it")
     if start is not None and name != "reinforcement":
         raise typer.BadParameter("reinforcement takes --start CHECKPOINT, and no other flow does")
-    parameters = {} if data is None else {"data": str(data.resolve())}
+    parameters = {} if data is None else {"data": conversations_of(data)}
     options = make_options(settings, keep, rebuild)
     if start is not None:
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)

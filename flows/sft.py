@@ -13,9 +13,13 @@ from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.hub_names import find_hub_repository
+from ostinato.infra.platform.row_files import ROW_SUFFIXES
+from ostinato.infra.platform.settings import Settings
 from ostinato.models.training.config import DEMONSTRATIONS
 from ostinato.tasks.corpus.chat_rows import read_conversations
 from ostinato.tasks.corpus.config import CONVERSATIONS, CorpusResult
+from ostinato.tasks.corpus.hub_rows import fetch_rows
 from ostinato.tasks.pretraining.config import PretrainingResult
 
 
@@ -30,12 +34,11 @@ def sft(
     read only demonstrations. Returns the checkpoint.
 
     Args:
-        data: .jsonl or .parquet file of chats in OpenAI's format; a row has messages, and tools if any.
+        data: .jsonl or .parquet file of chats in OpenAI's format (a row has messages, and tools if any) or in
+            ShareGPT's, or a data set of the hub as ORG/NAME[@REVISION].
     """
     context = _with_transcript_phases(StageContext.open(recipe, seed, options))
-    path = Path(data)
-    if not path.is_file():
-        raise ConfigError(f"--data {data!r} is not a file, wanted a .jsonl or .parquet file")
+    path = data_file(context.settings, data)
     read_conversations(path)  # so that a bad file fails before anything starts
     corpus = chain.build_conversations(context, path.resolve())
     tuned = chain.pretrain(_with_fitting_rows(context, corpus), corpus)
@@ -47,6 +50,18 @@ def sft(
         f"{result.after.perplexity:.2f}; {left_out} too long for a microbatch and left out"
     )
     return tuned
+
+
+def data_file(settings: Settings, data: str) -> Path:
+    """The file of this name, or the rows of the hub's data set, which are fetched."""
+    repository = find_hub_repository(data, ROW_SUFFIXES)
+    if repository is not None:
+        return fetch_rows(repository, settings.cache_directory)
+    if not Path(data).is_file():
+        raise ConfigError(
+            f"--data {data!r} is not a file, wanted a {' or '.join(ROW_SUFFIXES)} file, or ORG/NAME of the hub"
+        )
+    return Path(data)
 
 
 def _with_fitting_rows(context: StageContext, corpus: ArtifactRef) -> StageContext:

@@ -9,6 +9,7 @@ from typing import IO, Any
 from ostinato.infra.platform.bounded_files import bounded_lines, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError, boundary
 
+ROW_SUFFIXES = (".jsonl", ".parquet")  # of files with a row per line or record
 MAX_PARQUET_BYTES = 4 << 30  # of a whole file, unpacked
 _MAX_LIST_BYTES = 1 << 30  # of a JSON list, which is read as a whole
 _BATCH_ROWS = 64  # unpacked at once

@@ -1,33 +1,28 @@
-"""Models of the Hugging Face hub, fetched once into a cache with the hub's own layout.
-
-The hub's library reads the environment: HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, proxies.
-"""
+"""Models of the Hugging Face hub, fetched once into a cache with the hub's own layout."""
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import httpx2
-from huggingface_hub import HfApi, constants, errors, snapshot_download, try_to_load_from_cache
+from huggingface_hub import HfApi, errors, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import filter_repo_objects
 
 from ostinato.infra.platform.cluster.workspace import replace_text
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.hub import ANSWER_SECONDS, UNREACHED, explaining
+from ostinato.infra.platform.hub_names import HubRepository
 from ostinato.infra.serving.published_models import CONFIG
-from ostinato.tasks.conversion.pinned import HubModel
 
 # folders hold other forms of a model; `consolidated*` is Mistral's own form of the weights
 _LEFT_OUT = ["*/*", "consolidated*"]
 _WEIGHTS, _PICKLES = ".safetensors", (".bin", ".pt", ".pth")
 _SHARD = re.compile(r".*-\d+-of-(\d+)\.safetensors")
 INDEX = "model.safetensors.index.json"
-_SECONDS = 30  # for an answer without files
 
 
 def fetch_model(
-    model: HubModel,
+    model: HubRepository,
     patterns: Sequence[str],
     cache: Path,
     scratch: Path,
@@ -40,12 +35,12 @@ def fetch_model(
     Raises ConfigError with model and fix before weights are fetched. Completed files are kept.
     """
     name, revision = model.repository, model.revision
-    with _explaining(model):
+    with explaining(model, "model", name, "directory"):
         try:
             info = HfApi().model_info(
-                name, revision=revision, timeout=_SECONDS, files_metadata=True
+                name, revision=revision, timeout=ANSWER_SECONDS, files_metadata=True
             )
-        except (httpx2.TransportError, errors.OfflineModeIsEnabled):
+        except UNREACHED:
             found = _find_copy(name, revision, patterns, cache) or _find_copy(
                 name, revision, patterns
             )
@@ -73,35 +68,6 @@ def fetch_model(
         fetched = _snapshot(name, commit, patterns, cache)
         _note_commit(fetched, revision)
         return fetched, place
-
-
-@contextmanager
-def _explaining(model: HubModel) -> Iterator[None]:
-    hub, text = constants.ENDPOINT, ""
-    url = f"{hub}/{model.repository}"
-    try:
-        yield
-    except errors.GatedRepoError:
-        text = f"is gated: accept its conditions at {url}, then set HF_TOKEN to a token of that account"
-    except errors.RepositoryNotFoundError:
-        text = (
-            f"is no directory here and no public model of {hub}; correct the name, or set HF_TOKEN"
-        )
-    except errors.RevisionNotFoundError:
-        text = f"is no branch, tag or commit of the model, see {url}/commits/main"
-    except errors.HfHubHTTPError as error:
-        text = f"cannot be fetched: {error.server_message or error}; see {url}, then run again"
-    except (
-        httpx2.TransportError,
-        errors.LocalEntryNotFoundError,
-        errors.OfflineModeIsEnabled,
-    ) as error:
-        text = (
-            f"is no directory here, and {hub} is not reached ({str(error).splitlines()[0]}); run "
-            "again with a network, completed files are kept"
-        )
-    if text:
-        raise ConfigError(f"{model.repository}@{model.revision} {text}")
 
 
 def _find_copy(

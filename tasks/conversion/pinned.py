@@ -1,6 +1,5 @@
 """Public models by name. Imports without torch, so that a wrong name is refused at once."""
 
-import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.hub_names import HubRepository, find_hub_repository
 from ostinato.infra.platform.record import Record
 
 
@@ -20,23 +20,12 @@ class PinnedModel(Record):
     licence: str
 
 
-class HubModel(Record):
-    """A repository of the Hugging Face hub at a branch, tag or commit."""
-
-    repository: str
-    revision: str = "main"
-
-
-_HUB_MODEL = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?", re.ASCII)
 ARCHIVE_SUFFIXES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 
-def find_hub_model(place: str) -> HubModel | None:
+def find_hub_model(place: str) -> HubRepository | None:
     """The hub's model ORG/NAME or ORG/NAME@REVISION. None for an existing path or a file name."""
-    found = _HUB_MODEL.fullmatch(place)
-    if found is None or place.endswith((".gguf", *ARCHIVE_SUFFIXES)) or Path(place).exists():
-        return None
-    return HubModel(repository=found[1], revision=found[2] or "main")
+    return find_hub_repository(place, (".gguf", *ARCHIVE_SUFFIXES))
 
 
 def find_pinned(place: str) -> PinnedModel | None:

@@ -1,7 +1,7 @@
-"""Rows of a user's own conversations in OpenAI's chat format, checked one by one.
+"""Rows of a user's own conversations in OpenAI's chat format or ShareGPT's, checked one by one.
 
-A file is JSON lines or parquet (with pyarrow installed). A row has `messages` and, if functions
-were declared, `tools`. Null fields count as absent.
+A file is JSON lines or parquet (with pyarrow installed). A row has `messages`, or `conversations`, and, if
+functions were declared, `tools`. Null fields count as absent.
 """
 
 import json
@@ -21,7 +21,8 @@ from pydantic import (
 from ostinato.infra.platform.bounded_files import parse_json
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
-from ostinato.infra.platform.row_files import read_rows
+from ostinato.infra.platform.row_files import ROW_SUFFIXES, read_rows
+from ostinato.tasks.corpus.sharegpt import CONVERSATIONS, read_sharegpt
 
 FOLLOWS = {
     None: ("system", "user"),
@@ -249,12 +250,16 @@ def read_conversations(path: Path) -> list[ChatConversation]:
 
 
 def _read(path: Path) -> Iterator[ChatConversation]:
-    for number, row in read_rows(path, (".jsonl", ".parquet")):
+    for number, row in read_rows(path, ROW_SUFFIXES):
         place = f"{path}, row {number}"
-        if not isinstance(row, dict) or "messages" not in row:
-            raise ConfigError(f"{place}: no field messages, wanted a list of messages")
         if path.suffix == ".parquet":  # parquet's structures have every field in every row
             row = _without_nulls(row)
+        if isinstance(row, dict) and "messages" not in row and CONVERSATIONS in row:
+            row = read_sharegpt(place, row)
+        if not isinstance(row, dict) or "messages" not in row:
+            raise ConfigError(
+                f"{place}: no field messages, wanted a list of messages, or {CONVERSATIONS} as ShareGPT has them"
+            )
         if row.get("functions") is not None:
             raise ConfigError(
                 f"{place}: functions = {_show(row['functions'])}, wanted tools: OpenAI's older form is not supported"

@@ -33,7 +33,7 @@ class FakeHub:
         match [unquote(part) for part in path.strip("/").split("/")]:
             case ["api", "models", "org", "small", "auth-check"]:
                 return self._gate(token) or _as_json({})
-            case ["api", "models", "org", "small", "revision", revision]:
+            case ["api", "models" | "datasets", "org", "small", "revision", revision]:
                 commit = self.branches.get(revision, revision)
                 if commit not in self.commits:
                     return _refusal(404, "RevisionNotFound")
@@ -50,7 +50,14 @@ class FakeHub:
                     for name, size in self._list(commit)
                 ]
                 return self._gate(token) or _as_json(files)
-            case ["org", "small", "resolve", commit, *name]:
+            case ["org", "small", "resolve", commit, *name] | [
+                "datasets",
+                "org",
+                "small",
+                "resolve",
+                commit,
+                *name,
+            ]:
                 return self._gate(token) or self._file(method, commit, "/".join(name))
         return _refusal(401, "RepoNotFound")
 

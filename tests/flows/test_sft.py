@@ -67,6 +67,14 @@ def test_data_goes_with_sft_alone(tmp_path: Path, home: Path) -> None:
     assert not (home / "prefect").exists()
 
 
+def test_a_file_that_is_not_there_is_refused_before_a_server_starts(home: Path) -> None:
+    command = ["run", "sft", "--recipe", "miniature", "--data", "nowhere.jsonl"]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 2
+    assert "is not a file" in found.output
+    assert not (home / "prefect").exists()
+
+
 def test_start_goes_with_reinforcement_alone_and_must_exist(home: Path) -> None:
     for name, wanted in (("sft", "needs --data"), ("controls", "reinforcement takes --start")):
         command = ["run", name, "--recipe", "miniature", "--start", "checkpoint/mine@1"]
