@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from ostinato.infra.agent.transcript import MODEL_FAULTS
+from ostinato.infra.agent.tools import names
+from ostinato.infra.agent.tools.testing import is_pytest
+from ostinato.infra.agent.transcript import MODEL_FAULTS, CallStatus, ToolCallRecord
 from ostinato.tasks.records import Group, Trajectory
 
+_EDIT, _LOOK, _TEST = "edit", "look", "test"  # purposes of calls
+_LOOKS = names.SEARCH_TOOLS | {names.READ_FILE, names.GLOB}
 ENGINE_TOTALS = (
     "steps",
     "busy_seconds",
@@ -35,11 +39,43 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
         / count,
         "turns_mean": sum(len(member.transcript.turns) for member in members) / count,
         "tool_calls_mean": len(calls) / count,
+        **_habits(members),
         "broken_call_ratio": broken / max(1, len(calls)),
         "trajectory_seconds_mean": sum(member.finished_at - member.started_at for member in members)
         / count,
         **_reward_terms(members),
     }
+
+
+def _habits(members: Sequence[Trajectory]) -> dict[str, float]:
+    """Calls per turn, edits per attempt, and of the attempts that edit, the share that looked before its first edit
+    and the share that ran tests after its last one. The shares are left out when no attempt edits.
+    """
+    turns = sum(len(member.transcript.turns) for member in members)
+    called = [
+        [_purpose(call) for turn in member.transcript.turns for call in turn.calls]
+        for member in members
+    ]
+    editing = [purposes for purposes in called if _EDIT in purposes]
+    habits = {
+        "calls_per_turn_mean": sum(map(len, called)) / max(1, turns),
+        "edits_mean": sum(purposes.count(_EDIT) for purposes in called) / len(members),
+    }
+    if editing:
+        looked = sum(_LOOK in purposes[: purposes.index(_EDIT)] for purposes in editing)
+        tested = sum(_TEST in purposes[::-1][: purposes[::-1].index(_EDIT)] for purposes in editing)
+        habits["looks_before_edits_ratio"] = looked / len(editing)
+        habits["tests_after_edits_ratio"] = tested / len(editing)
+    return habits
+
+
+def _purpose(call: ToolCallRecord) -> str:
+    """What a call is for. Empty: none of the three purposes, or the call was not run."""
+    if call.status is not CallStatus.OK:
+        return ""
+    if call.tool == names.RUN_TERMINAL:
+        return _TEST if is_pytest(call.arguments.get("command", "")) else ""
+    return _EDIT if call.tool in names.EDIT_TOOLS else _LOOK if call.tool in _LOOKS else ""
 
 
 def _reward_terms(members: Sequence[Trajectory]) -> dict[str, float]:

@@ -21,3 +21,4 @@ DELETE_FILE = "delete_file"
 GLOB = "glob"
 PASSED = "passed"  # begins the result of a test run in which all tests passed
 SEARCH_TOOLS = frozenset({CODEBASE_SEARCH, GREP, LIST_DIR})
+EDIT_TOOLS = frozenset({EDIT_FILE, WRITE_FILE, DELETE_FILE})

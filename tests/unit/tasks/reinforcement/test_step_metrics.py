@@ -2,7 +2,8 @@
 
 import pytest
 
-from ostinato.tasks.records import Group
+from ostinato.infra.agent.transcript import CallStatus, ToolCallRecord, TurnRecord
+from ostinato.tasks.records import Group, Trajectory
 from ostinato.tasks.reinforcement.step_metrics import ENGINE_TOTALS, EngineTotals, describe_groups
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
@@ -26,6 +27,48 @@ def test_rates_are_over_trajectories_and_over_problems() -> None:
     assert numbers["problems_solved_ratio"] == pytest.approx(0.5)
     assert numbers["generated_tokens_mean"] == pytest.approx(1.5)
     assert numbers["broken_call_ratio"] == 0.0
+
+
+def attempt_that(*calls: str) -> Trajectory:
+    """An attempt with one turn per call; a call is a tool's name, or a command line."""
+    turns = tuple(
+        TurnRecord(
+            generated_tokens=1,
+            text="",
+            calls=(
+                ToolCallRecord(
+                    tool="run_terminal" if " " in call or call == "pytest" else call,
+                    arguments={"command": call},
+                    status=CallStatus.OK,
+                    wall_seconds=0.0,
+                ),
+            ),
+        )
+        for call in calls
+    )
+    [plain] = group("a", (True,)).trajectories
+    transcript = plain.transcript.model_copy(update={"turns": turns})
+    return plain.model_copy(update={"transcript": transcript})
+
+
+def habits_of(*attempts: Trajectory) -> dict[str, float]:
+    numbers = describe_groups([Group(group_id="a", problem_id="a", trajectories=attempts)])
+    wanted = ("looks_before_edits_ratio", "tests_after_edits_ratio", "edits_mean")
+    return {name: numbers[name] for name in wanted if name in numbers}
+
+
+def test_habits_are_of_the_attempts_that_edit() -> None:
+    careful = attempt_that("read_file", "edit_file", "edit_file", "pytest -q")
+    hasty = attempt_that("edit_file", "read_file", "ls -l")
+    early = attempt_that("pytest", "grep", "write_file")
+    idle = attempt_that("read_file", "pytest")
+    assert habits_of(careful, hasty, early, idle) == {
+        "looks_before_edits_ratio": pytest.approx(2 / 3),
+        "tests_after_edits_ratio": pytest.approx(1 / 3),
+        "edits_mean": 1.0,
+    }
+    assert habits_of(idle) == {"edits_mean": 0.0}
+    assert describe_groups([group("a", (True,))])["calls_per_turn_mean"] == 0.0
 
 
 def test_engine_totals_are_told_as_differences() -> None:
