@@ -22,7 +22,7 @@ from ostinato.flows.reporting.evaluations import (
 )
 from ostinato.flows.reporting.pages import render
 from ostinato.flows.reporting.showing import loss_curves, rl_steps
-from ostinato.flows.reporting.tables import ReportRow, interval, print_table
+from ostinato.flows.reporting.tables import ReportRow, interval
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.artifacts import show_link, show_table
 from ostinato.flows.stages.console import open_console
@@ -52,6 +52,15 @@ from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 ATTEMPTS_PAGE = "attempts.html"
 HEADLINE = ("RL", "held-out mutations: average solve rate")  # stage and measure of a row
+MAX_PRINTED = 8  # rows on the console below the headline
+_PRINTED = (
+    ("problems", "proven by real tests"),
+    ("pretraining", "held-out codebase perplexity"),
+    ("MTP", "decode tokens/s, batch 1, greedy"),
+    ("RL", "functions held out whole: average solve rate"),
+    ("cycle", "held-out mutations: average solve rate"),
+    ("cycle", "samples"),
+)
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 
 
@@ -84,6 +93,7 @@ class RunReport(NamedTuple):
     links: Mapping[str, str]  # addresses of example attempts
     times: Sequence[StageTime]
     facts: Mapping[str, str]
+    checkpoint: str  # after RL
 
     @property
     def table(self) -> list[dict[str, str]]:
@@ -106,9 +116,36 @@ def show_run(context: StageContext, made: RunArtifacts, cycle: CycleReport | Non
 
 
 def print_report(report: RunReport, page: Path, console: Console) -> None:
-    """Prints the table of the report and the path of its page."""
-    print_table(console, report.table, report.title)
-    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
+    """Prints the headline, at most MAX_PRINTED further rows of one line each, and what to do next."""
+    chosen = [
+        row
+        for row in (*report.controls, *report.rows, *report.cycle_rows)
+        if row in report.controls or (row.stage, row.measure) in _PRINTED
+    ]
+    kept = [row for row in chosen if row != report.headline][:MAX_PRINTED]
+    next_steps = (
+        ("every plot and attempt", "ostinato dashboard"),
+        ("talk to it in a repository", "ostinato chat --repo PATH"),
+        ("keep it", f"ostinato export {report.checkpoint} DIRECTORY"),
+    )
+    lines = [
+        report.title,
+        "",
+        describe_row(report.headline),
+        "",
+        *map(describe_row, kept),
+        "",
+        f"report with all rows and plots: {page}",
+        *(f"{what}: {command}" for what, command in next_steps),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def describe_row(row: ReportRow) -> str:
+    """The row as a line without its note."""
+    values = " -> ".join(value for value in (row.before, row.after) if value)
+    return f"{row.stage}, {row.measure}: {values}"
 
 
 def publish(report: RunReport, address: str) -> None:
@@ -154,6 +191,7 @@ def collect(
             "serving checkpoint": "none" if champion is None else champion.checkpoint_id,
             **describe_origin(recipe, context.settings),
         },
+        checkpoint=str(made.reinforced),
     )
 
 

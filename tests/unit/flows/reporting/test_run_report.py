@@ -39,7 +39,9 @@ def test_page_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
     controls = [ROW._replace(measure="control: start")]
     cycle = ROW._replace(stage="cycle")
     facts = {"seed": "1"}
-    made = RunReport("title", headline, controls, [curve], [ROW], [cycle], links, [TIME], facts)
+    made = RunReport(
+        "title", headline, controls, [curve], [ROW], [cycle], links, [TIME], facts, "c@1"
+    )
     path = write_page(tmp_path / "report.html", made)
     page = path.read_text()
     assert '<a href="attempts.html#t1">the best attempt</a>' in page
@@ -60,18 +62,40 @@ def test_page_holds_rows_plots_and_facts_escaped(tmp_path: Path) -> None:
 
 
 def test_report_without_controls_says_how_to_make_them(tmp_path: Path) -> None:
-    report = RunReport("title", ROW, [], [], [ROW], [], {}, [], {})
+    report = RunReport("title", ROW, [], [], [ROW], [], {}, [], {}, "c@1")
     path = write_page(tmp_path / "report.html", report)
     assert "<code>ostinato run controls</code>" in path.read_text()
 
 
-def test_console_and_prefect_have_the_rows_of_the_page_in_one_table(tmp_path: Path) -> None:
-    control, cycle = ROW._replace(measure="control: start"), ROW._replace(stage="cycle")
-    report = RunReport("title", ROW, [control], [], [ROW], [cycle], {}, [], {})
-    assert report.table == [one._asdict() for one in (ROW, control, cycle)]
+def test_prefect_has_all_rows_and_the_console_the_headline_and_what_to_do_next(
+    tmp_path: Path,
+) -> None:
+    controls = [ROW._replace(measure=f"control: {name}") for name in "ab"]
+    pretraining = ROW._replace(stage="pretraining", measure="held-out codebase perplexity")
+    cycle = ROW._replace(stage="cycle", measure="samples", before="")
+    rows = [ROW, pretraining, *[ROW._replace(measure=f"{at}") for at in range(20)]]
+    report = RunReport(
+        "title", ROW, controls, [], rows, [cycle], {}, [], {}, checkpoint="reinforced/toy@1"
+    )
+    assert report.table == [one._asdict() for one in (*rows, *controls, cycle)]
     text = io.StringIO()
-    print_report(report, tmp_path / "report.html", Console(file=text, width=200))
-    assert all(part in text.getvalue() for part in ("control: start", "cycle", "report.html"))
+    page = tmp_path / "report.html"
+    print_report(report, page, Console(file=text, width=40))
+    assert text.getvalue().splitlines() == [
+        "title",
+        "",
+        "RL, solve rate <b>: 41.9% -> 49.6%",
+        "",
+        "RL, control: a: 41.9% -> 49.6%",
+        "RL, control: b: 41.9% -> 49.6%",
+        "pretraining, held-out codebase perplexity: 41.9% -> 49.6%",
+        "cycle, samples: 49.6%",
+        "",
+        f"report with all rows and plots: {page}",
+        "every plot and attempt: ostinato dashboard",
+        "talk to it in a repository: ostinato chat --repo PATH",
+        "keep it: ostinato export reinforced/toy@1 DIRECTORY",
+    ]
 
 
 def test_origin_names_machine_commit_and_what_was_changed_in_the_recipe(tmp_path: Path) -> None:
