@@ -5,7 +5,8 @@
 
 PROBLEMS_DIRECTORY: what the problem stage published (`$OSTINATO_HOME/artifacts/problems/...`). Each problem's
 original is written in up to 28 other ways (tests/fakes/equivalent_rewrites.py). A way counts when every required
-test passes. Prints a line for each refusal, then JSON: by way how many were judged and refused. `--part 1/2` and
+test passes, and every test that a refusal names: one that pickles the function or reads its signature is the
+repository's own word that this way is another. Prints a line for each refusal, then JSON: by way how many were judged and refused. `--part 1/2` and
 `--part 2/2` in two processes share the problems; what stands in the journal is not judged again.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -30,6 +32,7 @@ from tests.fakes.transcripts import transcript_of
 
 TEST_SECONDS = 60.0
 CONFIG = GradingConfig(second_runner_share=0.0, time_limit_seconds=TEST_SECONDS)
+BROKEN_TEST = re.compile(r"suite: (.+) passed before")  # in the detail of a refusal
 Rows = dict[str, str]  # way -> what refused it; empty: rewarded; "tests": a test does
 
 
@@ -54,6 +57,9 @@ async def judge_rewrites(
             problem, files, transcript_of((), message=""), server, CONFIG, trials
         )
         rows[name] = "" if verdict.passed else verdict.detail or "refused"
+        broken = BROKEN_TEST.search(rows[name])
+        if broken and not (await server.run(files, [broken[1]], TEST_SECONDS)).passed:
+            rows[name] = "tests"
     return rows
 
 

@@ -38,6 +38,7 @@ _FLAGS = ("is_read", "stays", "stays_on_object", "acts_on_object")
 _COPIED, _UNCOPIED = "copied", "uncopied"  # first words of keys
 _COPY_SECONDS = 0.3
 _LATER_COPY_SECONDS = 5.0  # for a call that an earlier run copied
+_LATER_DEPTHS = 4  # factor on the recursion limit for it
 _ALL_COPIES_SECONDS = 2.0
 _MAX_KEPT = 8  # copied calls
 _MAX_UNCOPIED = 3
@@ -208,14 +209,13 @@ class KeptCalls:
         is_wanted = is_first or place_and_digest.rpartition(" ")[0] == place
         key = f"{place} {_digest_of(plain, named)}"
         # A later run has wider limits, because a change may make objects larger or more deeply nested.
-        seconds, depths = (_COPY_SECONDS, 1) if is_first else (_LATER_COPY_SECONDS, 4)
-        started, depth = time.process_time(), sys.getrecursionlimit()
+        seconds = _COPY_SECONDS if is_first else _LATER_COPY_SECONDS
+        started = time.process_time()
         left = signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-        sys.setrecursionlimit(depths * depth)
         try:
             if not self._shared:
                 self._shared = find_shared(function.__module__.partition(".")[0])
-            arguments = copy.deepcopy((plain, named), {**self._shared})
+            arguments = self._deep_copy((plain, named))
             if is_wanted and kind != _UNCOPIED:
                 self._kept[f"{_COPIED} {key}"] = (function, arguments)
         except BaseException:  # noqa: BLE001 - classes under test may raise anything
@@ -223,7 +223,6 @@ class KeptCalls:
             kind = _UNCOPIED if is_first and num_kept[_UNCOPIED] < _MAX_UNCOPIED else kind
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, *left)
-            sys.setrecursionlimit(depth)
             self._left_seconds -= time.process_time() - started
         if is_wanted and kind == _UNCOPIED:
             self._kept[f"{_UNCOPIED} {key}"] = (function, (plain, named))
@@ -276,8 +275,17 @@ class KeptCalls:
         if key.startswith(_UNCOPIED):
             plain, named = arguments
             return functools.partial(_call_within, _WALL_SECONDS, function, *plain, **named)
-        plain, named = copy.deepcopy(arguments, {**self._shared})
+        plain, named = self._deep_copy(arguments)
         return functools.partial(function, *plain, **named)
+
+    def _deep_copy(self, arguments: Any) -> Any:
+        """A copy of arguments. A later run may nest deeper, because the frames above it differ from the first run's."""
+        depth = sys.getrecursionlimit()
+        sys.setrecursionlimit(depth if self._wanted is None else _LATER_DEPTHS * depth)
+        try:
+            return copy.deepcopy(arguments, {**self._shared})
+        finally:
+            sys.setrecursionlimit(depth)
 
     def _try_once(self, key: str) -> dict[str, Any]:
         call = self._copy(key)

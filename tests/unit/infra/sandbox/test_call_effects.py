@@ -1,11 +1,13 @@
 """Side effects of a call are noticed: on the process, on files, on arguments, and inside coroutines and imports."""
 
 import asyncio
+import copy
 import json
 import os
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +287,39 @@ def test_kinds_of_what_a_result_holds_are_facts(
     assert watched.facts == known
     list(module.f(AlwaysEqual()))
     assert len(watched.facts - known) == 1
+
+
+def list_as_deep_as_can_be_copied(spare: int) -> list[object]:
+    """A nested list of which `spare` more levels could be copied from here."""
+    levels: list[list[object]] = [[]]
+    while True:
+        levels.append([levels[-1]])
+        try:
+            copy.deepcopy(levels[-1])
+        except RecursionError:
+            return levels[-spare]
+
+
+def below_frames(frames: int, call: Callable[[], dict | None]) -> dict | None:
+    """The result of a call that is made below this many further frames."""
+    return call() if frames == 0 else below_frames(frames - 1, call)
+
+
+@pytest.mark.parametrize("frames", [0, 60, 120])
+def test_a_later_run_copies_what_the_first_one_did_also_below_more_frames(frames: int) -> None:
+    """A change may be called below other frames than the original was: a decorator's, a helper's."""
+    nested = list_as_deep_as_can_be_copied(spare=20)
+    first = KeptCalls(None, ())
+    first.offer("test 0", len, (nested,), {})
+    wanted = first.repeat(40)
+    assert wanted is not None
+    assert wanted["key"].startswith("copied")
+    later = KeptCalls(wanted["key"], first.copied)
+
+    def again() -> dict | None:
+        later.offer("test 0", len, (nested,), {})
+        return later.repeat(40)
+
+    seen = below_frames(frames, again)
+    assert seen is not None
+    assert seen["is_copied"]
