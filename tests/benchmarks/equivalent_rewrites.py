@@ -5,9 +5,9 @@
 
 PROBLEMS_DIRECTORY: what the problem stage published (`$OSTINATO_HOME/artifacts/problems/...`). Each problem's
 original is written in up to 28 other ways (tests/fakes/equivalent_rewrites.py). A way counts when every required
-test passes, and every test that a refusal names: one that pickles the function or reads its signature is the
-repository's own word that this way is another. Prints a line for each refusal, then JSON: by way how many were judged and refused. `--part 1/2` and
-`--part 2/2` in two processes share the problems; what stands in the journal is not judged again.
+test passes, and every test that a refusal names: a test that pickles the function or reads its signature says that
+this way is not the same. Prints a line for each refusal, then JSON: by way how many were judged and refused.
+`--part 1/2` and `--part 2/2` in two processes share the problems; what is in the journal is not judged again.
 """
 
 import argparse
