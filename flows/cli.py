@@ -476,7 +476,7 @@ def main() -> None:
     """Console entry point. A known error prints one line and exits with code 2, without a traceback."""
     interrupt_on_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    for noisy in ("httpx", "httpcore", "alembic"):
+    for noisy in ("httpx", "httpx2", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     launch = load_launch()
     try:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import typer
 from rich.console import Console
 
@@ -64,7 +64,7 @@ async def connect_gateway(url: str, api_key: str, wanted: str = "") -> AsyncIter
     base = url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=ANSWER_SECONDS) as client:
+    async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=ANSWER_SECONDS) as client:
         with boundary(ConfigError, f"gateway {base}"):
             response = await client.get("/models")
             response.raise_for_status()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Literal
 
-import httpx
+import httpx2
 
 from ostinato.flows.chat.screen import ChatScreen
 from ostinato.flows.chat.workplace import Workplace
@@ -41,7 +41,7 @@ class ChatModel:
     harness: HarnessConfig
     engine: ModelClient | None = None
     renderer: Renderer | None = None
-    client: httpx.AsyncClient | None = None
+    client: httpx2.AsyncClient | None = None
     model_name: str = ""
     says_harness: bool = True  # False: not our gateway, so its limits are unknown
     search_directory: str | None = None  # encoder of code search; None: search by words alone
@@ -118,7 +118,7 @@ class ChatSession:
             return
         if conversation.interaction_ids:
             body = {"interaction_id": conversation.interaction_ids[-1], "signal": signal.value}
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(httpx2.HTTPError):
                 await client.post("/feedback", json=body)
 
     def _facts(self) -> PromptFacts:

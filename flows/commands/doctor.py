@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import typer
 from pydantic import Field
@@ -402,9 +402,9 @@ def check_schedules(url: str, login: str | None = None, now: float | None = None
         with open_api(ServerAccess(url, login), _ANSWER_SECONDS) as api:
             scheduled = list(_scheduled(api))
             idle = [item for item in scheduled if not _has_scheduled_run(api, item["id"])]
-    except httpx.ConnectError:
+    except httpx2.ConnectError:
         return Check(name="schedules", ok=True, detail=f"no Prefect server answers at {url}")
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx2.HTTPError, ValueError) as error:
         fix = "`ostinato status` shows the state of the server"
         return Check(name="schedules", ok=False, detail=f"{url}: {error!r}", fix=fix)
     instant = time.time() if now is None else now
@@ -428,7 +428,7 @@ def check_schedules(url: str, login: str | None = None, now: float | None = None
     )
 
 
-def _scheduled(api: httpx.Client) -> Iterator[dict[str, Any]]:
+def _scheduled(api: httpx2.Client) -> Iterator[dict[str, Any]]:
     """Deployments that are not paused and have an active schedule."""
     offset = 0
     while page := _ask(api, "deployments/filter", {"limit": _PAGE, "offset": offset}):
@@ -440,7 +440,7 @@ def _scheduled(api: httpx.Client) -> Iterator[dict[str, Any]]:
         offset += len(page)
 
 
-def _has_scheduled_run(api: httpx.Client, deployment: str) -> bool:
+def _has_scheduled_run(api: httpx2.Client, deployment: str) -> bool:
     wanted = {
         "deployments": {"id": {"any_": [deployment]}},
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
@@ -448,7 +448,7 @@ def _has_scheduled_run(api: httpx.Client, deployment: str) -> bool:
     return _ask(api, "flow_runs/count", wanted) > 0
 
 
-def _ask(api: httpx.Client, path: str, body: Mapping[str, Any]) -> Any:
+def _ask(api: httpx2.Client, path: str, body: Mapping[str, Any]) -> Any:
     return api.post(path, json=body).raise_for_status().json()
 
 

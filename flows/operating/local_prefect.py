@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import yaml
 from rich.console import Console
 
@@ -190,7 +190,7 @@ def server(
 
 def has_lost_database(access: ServerAccess) -> bool:
     """Whether a server has no deployments, which means that its database is new."""
-    with contextlib.suppress(httpx.HTTPError), open_api(access) as api:
+    with contextlib.suppress(httpx2.HTTPError), open_api(access) as api:
         return api.post("/deployments/count", json={}).raise_for_status().json() == 0
     return False
 

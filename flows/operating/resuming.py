@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx
+import httpx2
 
 from ostinato.flows.operating.local_prefect import AUTO_RESUME, DEPLOYED, WORK_POOL
 from ostinato.flows.recipe_text import run_title
@@ -114,20 +114,20 @@ def count_attempts(states: Sequence[Mapping[str, Any]]) -> int:
     )
 
 
-def states_of(api: httpx.Client, run_id: str) -> list[dict[str, Any]]:
+def states_of(api: httpx2.Client, run_id: str) -> list[dict[str, Any]]:
     """All states of a run, oldest first."""
     answer = api.get("/flow_run_states/", params={"flow_run_id": run_id}).raise_for_status()
     return sorted(answer.json(), key=lambda state: state["timestamp"])
 
 
-def _active_runs(api: httpx.Client, **other: Any) -> list[dict[str, Any]]:
+def _active_runs(api: httpx2.Client, **other: Any) -> list[dict[str, Any]]:
     states = {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
     flow_runs = {**states, **other.pop("flow_runs", {})}
     answer = api.post("/flow_runs/filter", json={"flow_runs": flow_runs, **other})
     return answer.raise_for_status().json()
 
 
-def _interrupted(api: httpx.Client, run: dict[str, Any]) -> InterruptedRun:
+def _interrupted(api: httpx2.Client, run: dict[str, Any]) -> InterruptedRun:
     recipe = run["parameters"].get("recipe", "")
     attempts = count_attempts(states_of(api, run["id"]))
     return InterruptedRun(
@@ -139,7 +139,7 @@ def _interrupted(api: httpx.Client, run: dict[str, Any]) -> InterruptedRun:
     )
 
 
-def _end_sub_flows(api: httpx.Client, run_id: str) -> None:
+def _end_sub_flows(api: httpx2.Client, run_id: str) -> None:
     below = {"parent_flow_run_id": {"any_": [run_id]}}
     for child in _active_runs(api, flow_runs=below):
         _end_sub_flows(api, child["id"])
@@ -147,7 +147,7 @@ def _end_sub_flows(api: httpx.Client, run_id: str) -> None:
 
 
 def _set_state(
-    api: httpx.Client,
+    api: httpx2.Client,
     run_id: str,
     kind: str,
     name: str,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import httpx
+import httpx2
 import psutil
 from pydantic import Field
 from rich.console import Console
@@ -173,7 +173,7 @@ def _keep_running(
                 _deploy_again(environment, recipe, console)
         if time.monotonic() > resumes_at:
             resumes_at = time.monotonic() + _RESUME_SECONDS
-            with contextlib.suppress(httpx.HTTPError):  # the server is down: retried later
+            with contextlib.suppress(httpx2.HTTPError):  # the server is down: retried later
                 name_waiting_runs(access)
                 for name in resume_overdue(access):
                     _say(console, "restarts", name)
@@ -200,7 +200,7 @@ def _end(
         kill_processes(_processes_of_up(settings, ("prefect.engine",)))
         services.stop({"gateway"})
         num_stages = _end_stages(settings)
-        with contextlib.suppress(httpx.HTTPError):
+        with contextlib.suppress(httpx2.HTTPError):
             for run in interrupted_runs(access):
                 _say(console, "will resume", f"{run.title} with the next `ostinato up`")
         if num_stages:

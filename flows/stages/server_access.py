@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
+import httpx2
 import psutil
 
 from ostinato.infra.platform.cluster.processes import processes_with
@@ -90,12 +90,12 @@ def basic_header(login: str) -> str:
     return f"Basic {base64.b64encode(login.encode()).decode()}"
 
 
-def open_api(access: ServerAccess, timeout: float = 30.0) -> httpx.Client:
+def open_api(access: ServerAccess, timeout: float = 30.0) -> httpx2.Client:
     """A client of a Prefect server's API."""
-    return httpx.Client(base_url=access.url, timeout=timeout, auth=_Login(access))
+    return httpx2.Client(base_url=access.url, timeout=timeout, auth=_Login(access))
 
 
-class _Login(httpx.Auth):
+class _Login(httpx2.Auth):
     """Basic authentication, and the CSRF token that a protected server requires with each change."""
 
     requires_response_body = True
@@ -105,7 +105,9 @@ class _Login(httpx.Auth):
         self._client, self._token = uuid.uuid4().hex, ""
         self._headers = {"Authorization": basic_header(access.login)} if access.login else {}
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+    def auth_flow(
+        self, request: httpx2.Request
+    ) -> Generator[httpx2.Request, httpx2.Response, None]:
         """Adds login and token to a request. A change refused with an expired token is sent again with a new one."""
         request.headers.update(self._headers)
         if request.method == "GET":
@@ -114,17 +116,17 @@ class _Login(httpx.Auth):
         for _ in range(2):
             if not self._token:
                 query = {"client": self._client}
-                token_request = httpx.Request(
+                token_request = httpx2.Request(
                     "GET", f"{self._url}/csrf-token", params=query, headers=self._headers
                 )
                 reply = yield token_request
-                if reply.status_code == httpx.codes.UNAUTHORIZED:
+                if reply.status_code == httpx2.codes.UNAUTHORIZED:
                     return
                 self._token = reply.json()["token"] if reply.is_success else ""
             request.headers.update(
                 {"Prefect-Csrf-Client": self._client, "Prefect-Csrf-Token": self._token}
             )
             answer = yield request
-            if answer.status_code != httpx.codes.FORBIDDEN:
+            if answer.status_code != httpx2.codes.FORBIDDEN:
                 return
             self._token = ""

@@ -4,7 +4,7 @@ while the server is busy.
 
 import asyncio
 
-import httpx
+import httpx2
 from pydantic import BaseModel, Field, ValidationError
 
 from ostinato.infra.platform.errors import ConfigError, boundary
@@ -60,7 +60,7 @@ def probe(endpoint: Endpoint) -> None:
     """Raises ConfigError within a second if nothing answers there, or if the key or model is refused."""
     url = f"{endpoint.url.rstrip('/')}/models"
     with boundary(ConfigError, f"{url} does not answer; wanted an OpenAI-style API"):
-        response = httpx.get(url, headers=endpoint.headers(), timeout=PROBE_SECONDS)
+        response = httpx2.get(url, headers=endpoint.headers(), timeout=PROBE_SECONDS)
     if response.status_code not in (200, *LISTS_NOTHING):
         hint = response.headers.get("location", "")
         if response.status_code in (401, 403):
@@ -74,23 +74,23 @@ def probe(endpoint: Endpoint) -> None:
         )
 
 
-def open_client(endpoint: Endpoint) -> httpx.AsyncClient:
+def open_client(endpoint: Endpoint) -> httpx2.AsyncClient:
     """A client with address and key, for any number of attempts."""
-    return httpx.AsyncClient(
+    return httpx2.AsyncClient(
         base_url=endpoint.url,
         headers=endpoint.headers(),
         timeout=ANSWER_SECONDS,
-        transport=RetryingTransport(httpx.AsyncHTTPTransport()),
+        transport=RetryingTransport(httpx2.AsyncHTTPTransport()),
     )
 
 
-class RetryingTransport(httpx.AsyncBaseTransport):
+class RetryingTransport(httpx2.AsyncBaseTransport):
     """Transport that repeats requests while the server is busy, restarting or rate limiting."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """The first response with a status outside BUSY, else the last. ConfigError when that is 429, because
         every other attempt would get it too.
         """
@@ -98,7 +98,7 @@ class RetryingTransport(httpx.AsyncBaseTransport):
             pause_seconds = 0.5 * 2**tries
             try:
                 response = await self._inner.handle_async_request(request)
-            except httpx.ConnectError:
+            except httpx2.ConnectError:
                 if tries == TRIES:
                     raise
             else:
@@ -122,7 +122,7 @@ class RetryingTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def _retry_after_seconds(response: httpx.Response, otherwise_seconds: float) -> float:
+def _retry_after_seconds(response: httpx2.Response, otherwise_seconds: float) -> float:
     """Seconds of the header `Retry-After`, which may also hold a date."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isdecimal() else otherwise_seconds

@@ -47,7 +47,9 @@ def configure_logging() -> None:
         "urllib3",
         "alembic",
         "httpx",
+        "httpx2",
         "httpcore",
+        "httpcore2",
     ):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

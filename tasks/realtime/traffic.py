@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.platform.cluster.workspace import Workspace
@@ -146,7 +146,7 @@ async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersR
                 tenant,
             ),
             running_server(gateway.app, workspace.settings.host, 0) as url,
-            httpx.AsyncClient(
+            httpx2.AsyncClient(
                 base_url=url,
                 headers={"Authorization": f"Bearer {tenant.api_keys[0].get_secret_value()}"},
             ) as client,

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 from playwright.sync_api import Page, sync_playwright
 
 from ostinato.flows.stages.server_access import open_api, own_access, read_login
@@ -82,7 +82,7 @@ def addresses(settings: Settings) -> dict[str, str]:
     }
 
 
-def wait_for_worker(client: httpx.Client) -> None:
+def wait_for_worker(client: httpx2.Client) -> None:
     """Returns when the server knows that a worker takes runs of every deployment."""
     deadline = time.monotonic() + READY_SECONDS
     while True:

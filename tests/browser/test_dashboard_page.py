@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
@@ -70,8 +70,8 @@ def page(settings: Settings) -> Iterator[Page]:
 
 def _listens(url: str) -> bool:
     try:
-        return httpx.get(url).status_code == httpx.codes.UNAUTHORIZED
-    except httpx.ConnectError:
+        return httpx2.get(url).status_code == httpx2.codes.UNAUTHORIZED
+    except httpx2.ConnectError:
         return False
 
 

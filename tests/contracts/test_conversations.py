@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
@@ -64,11 +64,11 @@ def gateway(
 
 
 @asynccontextmanager
-async def over_a_socket(toy: Toy) -> AsyncIterator[httpx.AsyncClient]:
+async def over_a_socket(toy: Toy) -> AsyncIterator[httpx2.AsyncClient]:
     headers = {"Authorization": "Bearer key-of-team"}
     async with (
         running_server(toy.app, "127.0.0.1", 0) as url,
-        httpx.AsyncClient(base_url=url, headers=headers) as client,
+        httpx2.AsyncClient(base_url=url, headers=headers) as client,
     ):
         yield client
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 import transformers
@@ -153,7 +153,7 @@ async def test_its_agents_work_on_a_repository_that_the_client_sent(tmp_path: Pa
     }
     async with (
         served(tmp_path) as (url, key),
-        httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=120) as client,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=120) as client,
     ):
         sent = await client.post(f"{url}/repositories", content=files_tar(sources))
         session = {"repository": sent.json()["id"], "message": "Repair it.", "seed": 1}

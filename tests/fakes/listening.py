@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 
 EVIL = "http://evil.example"
@@ -118,7 +118,7 @@ def given_away(port: int, marks: Iterable[str]) -> Iterator[str]:
         "access-control-request-private-network": "true",
     }
     names = (f"127.0.0.1:{port}", f"evil.example:{port}")
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
         if not _speaks_http(client):
             return
         for path in PATHS:
@@ -130,7 +130,7 @@ def given_away(port: int, marks: Iterable[str]) -> Iterator[str]:
                         with client.stream(method, path, headers=headers, **body) as answer:
                             text = next(answer.iter_text(65_536), "") if answer.is_success else ""
                             where = f"{method} {path} as {name}: {answer.status_code}"
-                    except httpx.RemoteProtocolError:
+                    except httpx2.RemoteProtocolError:
                         continue  # it hangs up
                     if any(word in text for word in words):
                         yield f"{where} tells {text[:200]}"
@@ -141,9 +141,9 @@ def given_away(port: int, marks: Iterable[str]) -> Iterator[str]:
                         yield f"{where} answers without a secret: {text[:80]!r}"
 
 
-def _speaks_http(client: httpx.Client) -> bool:
+def _speaks_http(client: httpx2.Client) -> bool:
     try:
         client.get("/", timeout=5)  # a port of another protocol may say nothing
-    except httpx.HTTPError:
+    except httpx2.HTTPError:
         return False
     return True

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 
 from ostinato.flows.operating import local_prefect
@@ -23,24 +23,24 @@ from ostinato.flows.stages.server_access import ServerAccess, own_access
 from ostinato.infra.platform.cluster.services import ServiceGroup, find_free_port
 from ostinato.infra.platform.settings import Settings
 
-_BUSY = httpx.codes.SERVICE_UNAVAILABLE
+_BUSY = httpx2.codes.SERVICE_UNAVAILABLE
 
 
-class _PatientTransport(httpx.HTTPTransport):
+class _PatientTransport(httpx2.HTTPTransport):
     """Asks again for as long as the server says that its SQLite file is busy."""
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         while (answer := super().handle_request(request)).status_code == _BUSY:
             answer.close()
             time.sleep(0.5)
         return answer
 
 
-def open_api(told: Mapping[str, str]) -> httpx.Client:
+def open_api(told: Mapping[str, str]) -> httpx2.Client:
     """A client of the API of the server that processes are told of."""
     access = ServerAccess(told["PREFECT_API_URL"], told["PREFECT_API_AUTH_STRING"])
     with server_access.open_api(access) as api:
-        return httpx.Client(
+        return httpx2.Client(
             base_url=access.url, timeout=120, transport=_PatientTransport(), auth=api.auth
         )
 
@@ -53,7 +53,7 @@ class PrefectHere:
     port: int
     environment: dict[str, str]
     services: ServiceGroup
-    api: httpx.Client
+    api: httpx2.Client
 
     @property
     def access(self) -> ServerAccess:

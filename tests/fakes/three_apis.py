@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
@@ -98,13 +98,13 @@ class Api:
     join: Callable[[list[dict[str, Any]]], Answer]
 
     async def post(
-        self, client: httpx.AsyncClient, messages: Messages, tools: list[str], **more: Any
-    ) -> httpx.Response:
+        self, client: httpx2.AsyncClient, messages: Messages, tools: list[str], **more: Any
+    ) -> httpx2.Response:
         return await client.post(self.path, json=self.body(messages, tools, more), timeout=30)
 
     async def ask(
         self,
-        client: httpx.AsyncClient,
+        client: httpx2.AsyncClient,
         messages: Messages,
         tools: list[str],
         *,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from fastapi import FastAPI
 from pydantic import SecretStr
 
@@ -102,10 +102,10 @@ class Toy:
     objects: ObjectStore
     now: list[float]
 
-    def client(self, key: str = "key-of-team") -> httpx.AsyncClient:
+    def client(self, key: str = "key-of-team") -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
-        transport = httpx.ASGITransport(app=self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)
+        transport = httpx2.ASGITransport(app=self.app)
+        return httpx2.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)
 
 
 def make_renderer() -> Renderer:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from ostinato.flows.operating.local_prefect import prefect_environment
 from ostinato.infra.platform.cluster.services import ServiceGroup
@@ -88,7 +88,7 @@ class KilledCycles:
         ends = ("COMPLETED", "FAILED", "CANCELLED")
 
         def state() -> dict | None:
-            with contextlib.suppress(httpx.HTTPError):  # the server is away
+            with contextlib.suppress(httpx2.HTTPError):  # the server is away
                 found = self.here.state(run)
                 return found if found["type"] in ends else None
             return None

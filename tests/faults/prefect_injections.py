@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from ostinato.flows.operating import local_prefect
 from ostinato.flows.stages.server_access import listener
@@ -27,7 +27,7 @@ class PrefectServer:
 
     home: Path
     port: int
-    api: httpx.Client
+    api: httpx2.Client
     pool: str = field(default_factory=lambda: f"pool-{uuid.uuid4().hex[:6]}")
 
     def post(self, path: str, **body: Any) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from ostinato.flows.chat.command import LOCAL_TENANT
 from ostinato.flows.recipe import load_recipe
@@ -77,7 +77,7 @@ class Visitor(threading.Thread):
         settings = self._machine.settings
         tenant = local_tenants(settings.home, (LOCAL_TENANT,))[LOCAL_TENANT]
         try:
-            answer = httpx.post(
+            answer = httpx2.post(
                 f"http://127.0.0.1:{settings.gateway_port}/v1/chat/completions",
                 headers={"Authorization": f"Bearer {tenant.api_keys[0].get_secret_value()}"},
                 json={
@@ -87,7 +87,7 @@ class Visitor(threading.Thread):
                 },
                 timeout=60,
             )
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             return False
         return answer.is_success
 
@@ -107,7 +107,7 @@ def inject(target: Target, faults: list[Fault], limit: float) -> None:
             since = time.time()
             try:
                 hit = FAULTS[name](target)
-            except (Missed, httpx.HTTPError) as error:
+            except (Missed, httpx2.HTTPError) as error:
                 _say(f"{name}: not now, {error}")
                 continue
             faults.append(Fault(name=name, at=since, until=time.time(), hit=hit))

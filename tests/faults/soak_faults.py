@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import psutil
 
 from ostinato.flows.operating.local_prefect import prefect_environment
@@ -57,7 +57,7 @@ class Target:
         while True:
             try:
                 return call()
-            except httpx.HTTPError:
+            except httpx2.HTTPError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(1)

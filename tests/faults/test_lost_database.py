@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.flows.operating.local_prefect import prefect_environment
@@ -34,7 +34,7 @@ def lose_database(home: Path) -> None:
 
 def is_deployed(here: PrefectHere) -> bool:
     """Whether the server answers and knows the flow."""
-    with suppress(httpx.HTTPError):
+    with suppress(httpx2.HTTPError):
         return here.deployment(FLOW)["name"] == FLOW.partition("/")[2]
     return False
 

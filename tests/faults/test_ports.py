@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 from websockets.exceptions import WebSocketException
@@ -76,12 +76,12 @@ def test_foreign_name_is_refused_whatever_it_asks(here: PrefectHere) -> None:
         for path in ("/", "/api/health", "/ui-settings", "/snapshot"):
             for name in ("evil.example", f"evil.example:{one.port}", "127.0.0.1.evil.example"):
                 try:
-                    answer = httpx.get(
+                    answer = httpx2.get(
                         f"http://127.0.0.1:{one.port}{path}", headers={"host": name}, timeout=20
                     )
-                except httpx.HTTPError:
+                except httpx2.HTTPError:
                     continue  # speaks no HTTP
-                assert answer.status_code == httpx.codes.BAD_REQUEST, (one, path, name)
+                assert answer.status_code == httpx2.codes.BAD_REQUEST, (one, path, name)
 
 
 @pytest.mark.parametrize("path", SOCKETS)
@@ -99,7 +99,7 @@ def test_socket_without_the_login_gets_nothing(here: PrefectHere, path: str) -> 
             assert got == []
 
 
-def attack(api: httpx.Client, marker: Path, **how: Any) -> list[httpx.Response]:
+def attack(api: httpx2.Client, marker: Path, **how: Any) -> list[httpx2.Response]:
     """A deployment whose runs would execute a command, and a run of it."""
     flow = api.post("flows/", json={"name": "stranger"}, **how)
     answers = [flow]
@@ -121,7 +121,7 @@ def attack(api: httpx.Client, marker: Path, **how: Any) -> list[httpx.Response]:
 
 def test_command_of_a_stranger_is_not_run(here: PrefectHere, tmp_path: Path) -> None:
     marker = tmp_path / "made"
-    with httpx.Client(base_url=here.access.url) as stranger:
+    with httpx2.Client(base_url=here.access.url) as stranger:
         for how in ({}, {"headers": {"origin": EVIL, "content-type": "text/plain"}}):
             assert {one.status_code for one in attack(stranger, marker, **how)} <= {401, 403}
     assert not marker.exists()
@@ -143,9 +143,9 @@ def test_command_of_who_has_the_login_is_refused_too(here: PrefectHere, tmp_path
 def test_changes_need_the_token_against_forged_requests(here: PrefectHere) -> None:
     user, _, password = read_login(here.settings.home).partition(":")
     url = f"{here.access.url}/flows/"
-    forged = httpx.post(url, json={"name": "forged"}, auth=(user, password))
-    assert forged.status_code == httpx.codes.FORBIDDEN
-    settings = httpx.get(f"http://127.0.0.1:{here.port}/ui-settings").json()
+    forged = httpx2.post(url, json={"name": "forged"}, auth=(user, password))
+    assert forged.status_code == httpx2.codes.FORBIDDEN
+    settings = httpx2.get(f"http://127.0.0.1:{here.port}/ui-settings").json()
     assert (settings["csrf_enabled"], settings["auth"]) == (True, "BASIC")
 
 
@@ -158,7 +158,7 @@ def test_misspelt_parameter_is_refused_before_a_run_exists(here: PrefectHere) ->
         deployment = here.deployment(flow)["id"]
         body = {"parameters": {"recipie": "nano"}, "state": {"type": "SCHEDULED"}}
         answer = here.api.post(f"deployments/{deployment}/create_flow_run", json=body)
-        assert answer.status_code == httpx.codes.CONFLICT, answer.text
+        assert answer.status_code == httpx2.codes.CONFLICT, answer.text
         assert "recipie" in answer.text
 
 
@@ -199,7 +199,7 @@ def test_server_of_another_home_is_not_joined(here: PrefectHere, tmp_path: Path)
         access = ServerAccess(told["PREFECT_API_URL"], told["PREFECT_API_AUTH_STRING"])
         with open_api(access) as api:
             assert api.post("deployments/count", json={}).raise_for_status().json() == 0
-        refused = httpx.post(f"{here.access.url}/flows/", json={"name": "x"})
+        refused = httpx2.post(f"{here.access.url}/flows/", json={"name": "x"})
         assert refused.status_code in (401, 403)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.flows.controls import FINE_TUNING
@@ -72,7 +72,7 @@ def test_stage_context_keeps_objects_on_the_server_that_the_settings_name(
 
 
 @pytest.fixture
-def prefect(remote_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+def prefect(remote_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
     """A Prefect server that the home's commands find, and its API."""
     port = find_free_port()
     monkeypatch.setenv("OSTINATO_PREFECT_PORT", str(port))
@@ -86,7 +86,7 @@ def prefect(remote_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[http
 @pytest.mark.chain
 @pytest.mark.timeout(1_500)
 def test_the_chain_runs_once_and_a_changed_loss_builds_again_what_follows_from_rl(
-    remote_home: Path, prefect: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+    remote_home: Path, prefect: httpx2.Client, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings = [word for override in OVERRIDES for word in ("--set", override)]
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -162,7 +162,7 @@ def check_artifacts(context: StageContext) -> None:
         assert TrainingOverlap.model_validate_json(overlap).corpora, ref
 
 
-def check_evaluation_points(context: StageContext, prefect: httpx.Client) -> None:
+def check_evaluation_points(context: StageContext, prefect: httpx2.Client) -> None:
     """RL was evaluated under way, and the run's page has a picture of it."""
     [reinforced] = context.ledger.artifacts.list("reinforced")
     ref = context.artifacts.get(f"reinforced/{reinforced.name}@{reinforced.version}")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
@@ -147,7 +147,7 @@ def test_nightly_evaluation_of_a_home_without_a_checkpoint_ends_well_and_says_wh
     wanted = {"filter": {"event": {"name": ["evaluation.skipped"]}}}
 
     def told() -> list[dict]:
-        found = httpx.post(f"{PREFECT_API_URL.value()}/events/filter", json=wanted)
+        found = httpx2.post(f"{PREFECT_API_URL.value()}/events/filter", json=wanted)
         return found.raise_for_status().json()["events"]
 
     [event] = wait_until("the event", told, 60)

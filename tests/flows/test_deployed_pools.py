@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.flows.operating import local_prefect
@@ -37,7 +37,7 @@ def deploy(server: dict[str, str], home: Path, *words: str) -> subprocess.Comple
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def pool(api: httpx.Client) -> dict:
+def pool(api: httpx2.Client) -> dict:
     return api.get("work_pools/ostinato").raise_for_status().json()
 
 
@@ -123,7 +123,7 @@ def test_deploying_takes_away_what_it_made_and_no_longer_wants(
         assert not any(names - now[kind] for kind, names in before.items())
 
 
-def everything(api: httpx.Client) -> dict[str, set]:
+def everything(api: httpx2.Client) -> dict[str, set]:
     """Names of what deploying makes."""
     deployments = post(api, "deployments/filter")
     return {
@@ -139,7 +139,7 @@ def everything(api: httpx.Client) -> dict[str, set]:
     }
 
 
-def queues(api: httpx.Client) -> list[dict]:
+def queues(api: httpx2.Client) -> list[dict]:
     return post(api, "work_pools/ostinato/queues/filter")
 
 
@@ -150,7 +150,7 @@ def automation(name: str, deployment: str | None) -> dict:
     return {"name": name, "trigger": trigger, "actions": [{"type": "do-nothing"}], **owner}
 
 
-def post(api: httpx.Client, path: str, rows: list | None = None, /, **body: Any) -> Any:
+def post(api: httpx2.Client, path: str, rows: list | None = None, /, **body: Any) -> Any:
     answer = api.post(path, json=body if rows is None else rows)
     assert answer.is_success, answer.text
     return answer.json()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from prefect.events.actions import DoNothing
 
@@ -203,7 +203,7 @@ def test_crashed_run_goes_on_by_itself_after_a_pause_and_starts_no_second_stage(
 
 def resume_as_up_does(here: PrefectHere) -> None:
     """Prefect holds the event of a crash back for a quarter of an hour when it comes before the one it follows."""
-    with contextlib.suppress(httpx.HTTPError):  # a busy server: at the next look
+    with contextlib.suppress(httpx2.HTTPError):  # a busy server: at the next look
         resume_overdue(here.access)
 
 
@@ -319,7 +319,7 @@ def test_unknown_setting_in_a_form_is_refused_before_a_run_exists(here: PrefectH
     ):
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
         answer = here.api.post(f"deployments/{deployment['id']}/create_flow_run", json=body)
-        assert answer.status_code == httpx.codes.CONFLICT, answer.text
+        assert answer.status_code == httpx2.codes.CONFLICT, answer.text
     assert here.runs(deployment["id"]) == []
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from rich.console import Console
 
@@ -87,12 +87,12 @@ def test_page_of_a_run_holds_our_lines_and_names_recipe_and_seed(tmp_path: Path)
         assert word in texts["miniature-seed4-lineage"]
 
 
-def _our_lines(api: httpx.Client) -> list[str]:
+def _our_lines(api: httpx2.Client) -> list[str]:
     rows = api.post("logs/filter", json={"limit": 200}).raise_for_status().json()
     return [row["message"] for row in rows if row["name"].startswith("ostinato.")]
 
 
-def _events(api: httpx.Client) -> dict[str, set[str]]:
+def _events(api: httpx2.Client) -> dict[str, set[str]]:
     """Checkpoints by event that have come so far."""
     wanted = {"filter": {"event": {"prefix": ["checkpoint."]}}, "limit": 50}
     found: dict[str, set[str]] = {}

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -209,7 +209,7 @@ def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of_once_the_serv
     wanted = {"filter": {"event": {"name": ["checkpoint.regressed"]}}}
 
     def told() -> list[str]:
-        found = httpx.post(f"{PREFECT_API_URL.value()}/events/filter", json=wanted)
+        found = httpx2.post(f"{PREFECT_API_URL.value()}/events/filter", json=wanted)
         events = found.raise_for_status().json()["events"]
         return [event["payload"]["checkpoint"] for event in events]
 

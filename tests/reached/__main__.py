@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from ostinato.flows.stages.server_access import basic_header, read_login
 from tests.architecture.source import ROOT
@@ -84,7 +84,7 @@ def free_port() -> int:
 def talk_to_gateway(address: str, key: str) -> None:
     """One completion, one stream, a session with feedback, and a refused request."""
     headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=address, headers=headers, timeout=120) as client:
+    with httpx2.Client(base_url=address, headers=headers, timeout=120) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         messages = [{"role": "user", "content": "Fix total in shop/cart.py"}]
         ask = {"model": model, "messages": messages, "max_tokens": 32}
@@ -126,7 +126,7 @@ def use_services(environment: dict[str, str], home: Path, address: str) -> None:
             (*deployment, name), env=environment | api, check=False, timeout=COMMAND_SECONDS
         )
     page = f"http://127.0.0.1:{environment['OSTINATO_DASHBOARD_PORT']}/"
-    httpx.get(page, timeout=60, headers={"authorization": basic_header(login)})
+    httpx2.get(page, timeout=60, headers={"authorization": basic_header(login)})
     run(("status",), environment)
 
 
@@ -146,12 +146,12 @@ def run_services(environment: dict[str, str], home: Path) -> None:
         deadline = time.monotonic() + GATEWAY_SECONDS
         while time.monotonic() < deadline and services.poll() is None:
             try:
-                if httpx.get(f"{address}/healthz", timeout=5).is_success:
+                if httpx2.get(f"{address}/healthz", timeout=5).is_success:
                     break
-            except httpx.HTTPError:
+            except httpx2.HTTPError:
                 time.sleep(2)
         use_services(environment, home, address)
-    except (OSError, httpx.HTTPError, subprocess.TimeoutExpired) as error:
+    except (OSError, httpx2.HTTPError, subprocess.TimeoutExpired) as error:
         print(f"--- services: {error}", flush=True)
     finally:
         end(services)

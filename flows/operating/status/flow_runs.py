@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from ostinato.flows.operating.local_prefect import WORK_POOL
 from ostinato.flows.operating.resuming import MAX_ATTEMPTS, count_attempts, states_of
@@ -29,7 +29,7 @@ class PrefectRows:
 
     def __init__(
         self,
-        api: httpx.Client,
+        api: httpx2.Client,
         up: UpProcess,
         processes: ProcessTable,
         *,

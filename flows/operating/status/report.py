@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import httpx
+import httpx2
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -136,7 +136,7 @@ class Probe:
     def _run(self) -> None:
         try:
             self._rows = list(self._ask())
-        except (OstinatoError, OSError, httpx.HTTPError, sqlite3.Error) as error:
+        except (OstinatoError, OSError, httpx2.HTTPError, sqlite3.Error) as error:
             self._rows = [StatusRow(part=self.part, state=FAILING, progress=first_line(error))]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import httpx
+import httpx2
 import psutil
 
 from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
@@ -132,12 +132,12 @@ def _listening_row(part: str, url: str, fault: Fault, limits: Thresholds) -> Sta
         cause = say_stopped([process.pid])
         return StatusRow(part=part, state="silent", fault=fault, cause=cause)
     try:
-        status = httpx.get(url, timeout=limits.answer).status_code
-    except httpx.HTTPError as error:
+        status = httpx2.get(url, timeout=limits.answer).status_code
+    except httpx2.HTTPError as error:
         seen = type(error).__name__
         cause = f"port {port} is open and {who} does not answer ({seen}): overloaded, or hung"
         return StatusRow(part=part, state="silent", fault=fault, cause=cause)
-    if status == httpx.codes.OK:
+    if status == httpx2.codes.OK:
         return StatusRow(part=part, state="up", since=since)
     cause = f"{who} answers {status} on port {port}, wanted 200: see its log, or it is not ours"
     return StatusRow(part=part, state="failing", fault=fault, cause=cause)

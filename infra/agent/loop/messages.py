@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.dialects.dialect import dialect_of, offered_tools
@@ -40,7 +40,7 @@ SESSION_HEADER = "x-ostinato-session"
 class MessageConversation:
     """Messages so far, and the client that sends them."""
 
-    client: httpx.AsyncClient  # with the server's address and the key
+    client: httpx2.AsyncClient  # with the server's address and the key
     model_name: str
     tools: Mapping[str, Tool]
     read_calls: CallReader  # for calls a server leaves in the text
@@ -165,12 +165,12 @@ class MessageConversation:
         function = call["function"]
         return call_from_json(function["name"], function["arguments"], self.tools, call["id"])
 
-    async def _post(self, body: dict[str, Any]) -> httpx.Response | None:
+    async def _post(self, body: dict[str, Any]) -> httpx2.Response | None:
         """The reply. None when the messages are longer than the server's context."""
         headers = {SESSION_HEADER: self.session_id} if self.session_id else {}
         try:
             response = await self.client.post("/chat/completions", json=body, headers=headers)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             where = self.client.base_url
             raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
         if response.status_code == 400 and _is_too_long(response):
@@ -198,12 +198,12 @@ def _completed(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
     }
 
 
-def _is_too_long(response: httpx.Response) -> bool:
+def _is_too_long(response: httpx2.Response) -> bool:
     """Whether the messages exceed the context, by OpenAI's error code, or by the message of other servers."""
     return "context_length" in response.text or "context length" in response.text
 
 
-def _said(response: httpx.Response) -> str:
+def _said(response: httpx2.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -211,7 +211,7 @@ def _said(response: httpx.Response) -> str:
 
 
 async def run_agent_outside(
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     model_name: str,
     environment: AgentEnvironment,
     request: AgentRequest,
@@ -234,7 +234,7 @@ async def run_agent_outside(
 
 
 def open_messages(
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     model_name: str,
     environment: AgentEnvironment,
     request: AgentRequest,

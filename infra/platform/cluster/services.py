@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import httpx
+import httpx2
 import psutil
 
 from ostinato.infra.platform.cluster.processes import END_SIGNALS, undisturbed
@@ -114,8 +114,8 @@ def find_free_port() -> int:
 def answers(url: str) -> bool:
     """Whether a GET of the url succeeds."""
     try:
-        return httpx.get(url, timeout=2.0).is_success
-    except httpx.HTTPError:
+        return httpx2.get(url, timeout=2.0).is_success
+    except httpx2.HTTPError:
         return False
 
 

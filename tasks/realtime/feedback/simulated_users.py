@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 from pydantic import Field
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
@@ -86,7 +86,7 @@ class SimulatedUsersReport(StageRecord):
 
 
 async def simulate_users(
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     problems: Sequence[UserProblem],
     judge: Judge,
     config: SimulatedUsersConfig,
@@ -129,7 +129,7 @@ class _User:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        client: httpx2.AsyncClient,
         run_name: str,
         user: int,
         user_problem: UserProblem,
@@ -247,7 +247,7 @@ class _User:
         )
 
 
-def _last_answer(state: RetryCallState) -> httpx.Response:
+def _last_answer(state: RetryCallState) -> httpx2.Response:
     assert state.outcome is not None
     return state.outcome.result()
 

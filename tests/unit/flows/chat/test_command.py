@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.flows.chat import command
@@ -23,10 +23,10 @@ def test_a_missing_repository_is_refused_without_loading_a_model() -> None:
 
 async def test_a_model_that_the_server_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = {"data": [{"id": "small"}, {"id": "large"}]}
-    server = httpx.MockTransport(lambda request: httpx.Response(200, json=listed))
-    client = httpx.AsyncClient
+    server = httpx2.MockTransport(lambda request: httpx2.Response(200, json=listed))
+    client = httpx2.AsyncClient
     monkeypatch.setattr(
-        command.httpx, "AsyncClient", lambda **given: client(**given, transport=server)
+        command.httpx2, "AsyncClient", lambda **given: client(**given, transport=server)
     )
     async with command.connect_gateway("http://there", "", "large") as served:
         assert served.model_name == "large"

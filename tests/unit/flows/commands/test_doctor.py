@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from typer.testing import CliRunner
 
@@ -162,7 +162,7 @@ def test_disk_is_compared_with_what_the_recipe_may_fill(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _prefect_server(home: Path, **environment: str) -> Iterator[httpx.Client]:
+def _prefect_server(home: Path, **environment: str) -> Iterator[httpx2.Client]:
     """The API of a home's server, with a deployment that is due every minute."""
     settings, port = _settings(home), find_free_port()
     told = {**local_prefect.prefect_environment(settings, port), **environment}
@@ -177,7 +177,7 @@ def _prefect_server(home: Path, **environment: str) -> Iterator[httpx.Client]:
             yield api
 
 
-def _make(api: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _make(api: httpx2.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """What the server has made of `body`. It says 503 while its database is busy; twice makes one."""
     made = wait_until(path, lambda: (answer := api.post(path, json=body)).is_success and answer, 60)
     return made.json()

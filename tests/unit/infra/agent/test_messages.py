@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig, ToolPolicy
@@ -26,15 +26,15 @@ class Server:
     def __init__(self, *answers: dict | int) -> None:
         self.answers, self.bodies = list(answers), []
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.bodies.append(json.loads(request.content))
         answer = self.answers[len(self.bodies) - 1]
         if isinstance(answer, int):
-            return httpx.Response(answer, json={"error": {"message": "why", "code": "c"}})
+            return httpx2.Response(answer, json={"error": {"message": "why", "code": "c"}})
         reason = "tool_calls" if answer.get("tool_calls") else "stop"
         choice = {"message": {"role": "assistant"} | answer, "finish_reason": reason}
         usage = {"completion_tokens": 5, "total_tokens": 100}
-        return httpx.Response(200, json={"choices": [choice], "usage": usage})
+        return httpx2.Response(200, json={"choices": [choice], "usage": usage})
 
 
 def tool_call(call_id: str, name: str, **arguments: object) -> dict:
@@ -43,11 +43,11 @@ def tool_call(call_id: str, name: str, **arguments: object) -> dict:
 
 
 def converse(
-    server: Callable[[httpx.Request], httpx.Response], config: HarnessConfig = FULL
+    server: Callable[[httpx2.Request], httpx2.Response], config: HarnessConfig = FULL
 ) -> tuple[Transcript, MessageConversation]:
     async def run() -> tuple[Transcript, MessageConversation]:
-        transport = httpx.MockTransport(server)
-        async with httpx.AsyncClient(transport=transport, base_url="http://model/v1") as client:
+        transport = httpx2.MockTransport(server)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://model/v1") as client:
             tools = dict(FULL_TOOLS)
             conversation = MessageConversation(
                 client,
@@ -126,8 +126,8 @@ def test_a_server_that_fails_ends_the_attempt_and_a_wrong_request_raises() -> No
 def test_messages_longer_than_the_context_of_the_server_end_the_attempt() -> None:
     error = {"message": "maximum context length is 9", "code": "context_length_exceeded"}
 
-    def refuse(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(400, json={"error": error})
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(400, json={"error": error})
 
     transcript, _ = converse(refuse)
     assert transcript.end_reason is EndReason.TOKEN_LIMIT
@@ -148,7 +148,7 @@ def test_calls_without_id_or_with_parsed_arguments_run() -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{}]}'])
 def test_a_body_that_is_no_answer_ends_the_attempt(body: bytes) -> None:
-    transcript, _ = converse(lambda _: httpx.Response(200, content=body))
+    transcript, _ = converse(lambda _: httpx2.Response(200, content=body))
     assert transcript.end_reason is EndReason.ENGINE_FAILED
     assert "answers no chat completion" in transcript.detail
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 
@@ -32,9 +32,9 @@ def app_over(settings: Settings) -> FastAPI:
 
 def client(
     app: FastAPI, host: str = "127.0.0.1:8401", login: tuple[str, str] | None = LOGIN
-) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=app)
-    return httpx.AsyncClient(transport=transport, base_url=f"http://{host}", auth=login)
+) -> httpx2.AsyncClient:
+    transport = httpx2.ASGITransport(app=app)
+    return httpx2.AsyncClient(transport=transport, base_url=f"http://{host}", auth=login)
 
 
 def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_a_run_has_its_plots_settings_and_attempts(tmp_path: Path) -> None
             "/runs/toy-seed0/..",
             "/attempts/no",
         ):
-            assert (await local.get(name)).status_code == httpx.codes.NOT_FOUND
+            assert (await local.get(name)).status_code == httpx2.codes.NOT_FOUND
 
 
 class StageRequest(Record):
@@ -146,6 +146,6 @@ async def test_who_has_no_login_reads_nothing(
         paths = ("/assets/dashboard.js", "/reports/a.html", "/runs/a/b", "/attempts/a", "/no")
         for path in ("/", "/snapshot", "/events", *paths):
             answer = await stranger.get(path)
-            assert answer.status_code == httpx.codes.UNAUTHORIZED
+            assert answer.status_code == httpx2.codes.UNAUTHORIZED
             assert answer.headers["www-authenticate"].startswith("Basic")
             assert answer.content == b""

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx
+import httpx2
 import pytest
 from starlette.types import Message
 
@@ -156,7 +156,7 @@ async def test_client_reads_its_refusal_while_it_sends(toy: Toy) -> None:
     headers = {"Authorization": "Bearer revoked", "content-type": "application/json"}
     async with (
         running_server(toy.app, "127.0.0.1", 0) as url,
-        httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client,
+        httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as client,
     ):
         for size in (0, 1_000, 300_000, 3_000_000):
             answer = await client.post("/v1/chat/completions", content=b"x" * size)

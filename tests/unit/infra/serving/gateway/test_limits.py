@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-import httpx
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -243,8 +243,8 @@ async def test_status_holds_nothing_of_other_tenants(toy: Toy) -> None:
 @pytest.mark.parametrize("kind", [SandboxLost, StorageError, ZeroDivisionError])
 async def test_fault_of_the_server_tells_no_path(toy: Toy, kind: type[Exception]) -> None:
     toy.workplaces.failure = kind("Traceback: /home/me/.ostinato/box")
-    transport = httpx.ASGITransport(app=toy.app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(
+    transport = httpx2.ASGITransport(app=toy.app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(
         transport=transport, base_url="http://gateway", headers=HEADERS
     ) as client:
         answer = await client.post("/v1/agent/sessions", json=SESSION)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
@@ -18,7 +18,7 @@ CHAT = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix first
 
 async def test_gateway_answers_over_a_real_socket_and_names_a_busy_port(toy: Toy) -> None:
     async with running_server(toy.app, "127.0.0.1", 0) as url:
-        async with httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=120) as client:
+        async with httpx2.AsyncClient(base_url=url, headers=HEADERS, timeout=120) as client:
             assert (await client.get("/healthz")).json() == {"status": "ok"}
             pieces = await _lines(client)
         port = int(url.rsplit(":", 1)[1])
@@ -42,7 +42,7 @@ async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(
     toy.model.wait = answer_ten_slices_then_hang
     async with running_server(toy.app, "127.0.0.1", 0) as url:
         async with (
-            httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=120) as client,
+            httpx2.AsyncClient(base_url=url, headers=HEADERS, timeout=120) as client,
             client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as answer,
         ):
             async for line in answer.aiter_lines():
@@ -53,7 +53,7 @@ async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(
     assert {said.signal for said in rows[0].feedback} == {"latency_seconds", "abandoned"}
 
 
-async def _lines(client: httpx.AsyncClient) -> list[str]:
+async def _lines(client: httpx2.AsyncClient) -> list[str]:
     async with client.stream(
         "POST", "/v1/chat/completions", json=CHAT | {"stream": True}
     ) as answer:

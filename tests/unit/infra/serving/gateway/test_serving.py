@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
@@ -54,7 +54,7 @@ def checkpoint(directory: Path, renderer: Renderer, version: int) -> ServedCheck
 @asynccontextmanager
 async def served(
     directory: Path, plan: ServingPlan, harness: HarnessConfig = HARNESS
-) -> AsyncIterator[tuple[OpenGateway, httpx.AsyncClient]]:
+) -> AsyncIterator[tuple[OpenGateway, httpx2.AsyncClient]]:
     tenant = local_tenants(directory, ("people",))["people"]
     ledger = Ledger(f"sqlite:///{directory}/ledger.db").migrate()
     async with open_gateway(
@@ -68,8 +68,8 @@ async def served(
         boxes_per_repository=2,
     ) as gateway:
         headers = {"Authorization": f"Bearer {tenant.api_keys[0].get_secret_value()}"}
-        transport = httpx.ASGITransport(app=gateway.app)
-        async with httpx.AsyncClient(
+        transport = httpx2.ASGITransport(app=gateway.app)
+        async with httpx2.AsyncClient(
             transport=transport, base_url="http://g", headers=headers, timeout=60
         ) as client:
             yield gateway, client
@@ -150,7 +150,7 @@ async def test_a_real_engine_stops_at_a_stop_string_inside_its_tokens(
         stop = said[len(said) // 2 : len(said) // 2 + 3]
         async with (
             running_server(gateway.app, "127.0.0.1", 0) as url,
-            httpx.AsyncClient(base_url=url, headers=client.headers, timeout=60) as over_a_socket,
+            httpx2.AsyncClient(base_url=url, headers=client.headers, timeout=60) as over_a_socket,
         ):
             cut = chat | {"stop": [stop, "never said"]}
             answer = (await over_a_socket.post("/v1/chat/completions", json=cut)).json()

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.infra.platform.errors import SandboxError
@@ -172,7 +172,7 @@ async def test_requests_in_flight_at_a_kill_are_recorded_once(make_toy: Callable
 
 
 async def test_gateway_that_is_down_is_a_failed_request_not_a_crash() -> None:
-    async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as client:
+    async with httpx2.AsyncClient(base_url="http://127.0.0.1:9") as client:
         report = await simulate_users(client, problems(2), judge, CERTAIN)
     assert [done.outcome for done in report.requests] == ["failed", "failed"]
 
@@ -196,17 +196,17 @@ async def test_a_box_that_breaks_is_a_failed_request_and_ends_no_other(
 async def test_users_wait_when_the_gateway_says_so() -> None:
     codes = iter([429, 503, 200])
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         body = {
             "session_id": "s",
             "interaction_id": "i",
             "latency_seconds": 1.0,
             "changed_files": {"pkg/first.py": PRISTINE["pkg/first.py"].decode()},
         }
-        return httpx.Response(next(codes, 200), json=body, headers={"Retry-After": "0"})
+        return httpx2.Response(next(codes, 200), json=body, headers={"Retry-After": "0"})
 
-    async with httpx.AsyncClient(
-        base_url="http://g", transport=httpx.MockTransport(answer)
+    async with httpx2.AsyncClient(
+        base_url="http://g", transport=httpx2.MockTransport(answer)
     ) as client:
         report = await simulate_users(client, problems(1), judge, CERTAIN)
     assert report.counts["kept"] == 1
@@ -232,9 +232,9 @@ async def test_with_real_boxes_and_tests_users_keep_what_really_passes(
         return (await server.run(changed, problem.fail_to_pass)).passed
 
     try:
-        transport = httpx.ASGITransport(app=app)
+        transport = httpx2.ASGITransport(app=app)
         headers = {"Authorization": "Bearer key-of-team"}
-        async with httpx.AsyncClient(
+        async with httpx2.AsyncClient(
             transport=transport, base_url="http://g", headers=headers
         ) as client:
             report = await simulate_users(client, problems(8), run_own_tests, CERTAIN)

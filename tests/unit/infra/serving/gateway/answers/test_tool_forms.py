@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -82,7 +82,7 @@ class SayingModel:
 @asynccontextmanager
 async def served(
     directory: Path, template: str, *texts: str
-) -> AsyncIterator[tuple[httpx.AsyncClient, SayingModel]]:
+) -> AsyncIterator[tuple[httpx2.AsyncClient, SayingModel]]:
     """A gateway over an imported model that says these texts."""
     renderer = TemplateRenderer(small_tokenizer(), template, {"eos_token": "<|im_end|>"})
     async with serve(directory, renderer, *texts) as served:
@@ -92,7 +92,7 @@ async def served(
 @asynccontextmanager
 async def serve(
     directory: Path, renderer: TemplateRenderer, *texts: str
-) -> AsyncIterator[tuple[httpx.AsyncClient, SayingModel]]:
+) -> AsyncIterator[tuple[httpx2.AsyncClient, SayingModel]]:
     """The same, with the model's renderer."""
     toy = make_toy_gateway(directory, renderer, harness=FULL, stream_slice_tokens=3)
     model = SayingModel(renderer, *texts)
@@ -101,7 +101,7 @@ async def serve(
         yield client, model
 
 
-async def ask(client: httpx.AsyncClient, *messages: dict, **changes: Any) -> dict:
+async def ask(client: httpx2.AsyncClient, *messages: dict, **changes: Any) -> dict:
     body = {"model": "ostinato", "messages": list(messages), "tools": TOOLS} | changes
     answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text

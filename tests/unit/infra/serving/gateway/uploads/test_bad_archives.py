@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from starlette.datastructures import Headers
 from starlette.types import Message
@@ -128,7 +128,7 @@ async def test_each_bad_archive_is_one_typed_refusal_over_a_socket(
     seen, wanted = {}, {}
     async with (
         running_server(toy.app, "127.0.0.1", 0) as url,
-        httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=60) as client,
+        httpx2.AsyncClient(base_url=url, headers=HEADERS, timeout=60) as client,
     ):
         for name, make in BAD.items():
             body, status, code, words = make()
@@ -154,7 +154,7 @@ async def endless() -> AsyncIterator[bytes]:
 async def test_a_body_without_a_length_ends_at_the_bound(toy: Toy, tmp_path: Path) -> None:
     async with (
         running_server(toy.app, "127.0.0.1", 0) as url,
-        httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=60) as client,
+        httpx2.AsyncClient(base_url=url, headers=HEADERS, timeout=60) as client,
     ):
         answer = await client.post(PATH, content=endless())
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "archive_too_large")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from ostinato.flows.commands.garbage import find_garbage, remove
@@ -32,7 +32,7 @@ REPOSITORY = {
 }
 MESSAGE = {"message": "Fix first in pkg/first.py"}
 SESSIONS = "/v1/agent/sessions"
-Client = Callable[[str], httpx.AsyncClient]
+Client = Callable[[str], httpx2.AsyncClient]
 
 
 @asynccontextmanager
@@ -45,7 +45,7 @@ async def served(toy: Toy) -> AsyncIterator[Client]:
     app = build_app(dataclasses.replace(toy.context, workplaces=workplaces))
     try:
         async with running_server(app, "127.0.0.1", 0) as url:
-            yield lambda key: httpx.AsyncClient(
+            yield lambda key: httpx2.AsyncClient(
                 base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120
             )
     finally:
@@ -53,7 +53,7 @@ async def served(toy: Toy) -> AsyncIterator[Client]:
         await workplaces.close()
 
 
-async def send(client: httpx.AsyncClient, body: bytes) -> str:
+async def send(client: httpx2.AsyncClient, body: bytes) -> str:
     answer = await client.post(PATH, content=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["id"]
