@@ -94,6 +94,12 @@ def find_run(home: Path, run: str) -> Path | None:
     return next((path for path in _stages(home) if f"{path.parent.name}/{path.name}" == run), None)
 
 
+def find_run_id(home: Path, run_id: str) -> str | None:
+    """The run whose folder has this name. None: no run has it."""
+    found = (path for path in _stages(home) if path.name == run_id)
+    return next((f"{path.parent.name}/{path.name}" for path in found), None)
+
+
 def read_run(directory: Path) -> RunPage:
     """Plots and settings of a run."""
     envelope = read_record(directory / REQUEST, RequestEnvelope)

@@ -15,15 +15,22 @@ import time
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
+from urllib.parse import quote
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, StreamingResponse
+from fastapi.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    StreamingResponse,
+)
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ostinato.flows import reporting
-from ostinato.flows.operating.dashboard.runs import RunPage, find_run, read_run
+from ostinato.flows.operating.dashboard.runs import RunPage, find_run, find_run_id, read_run
 from ostinato.flows.operating.dashboard.snapshot import DashboardSnapshot, SnapshotReader
 from ostinato.flows.reporting.attempt_files import attempts_page, group_page
 from ostinato.flows.reporting.attempt_table import AttemptLine, AttemptTable
@@ -137,13 +144,19 @@ def _add_runs(app: FastAPI, settings: Settings) -> None:
         return table().lines(_found(settings.home, f"{name}/{folder}").name)
 
     @app.get("/attempts/{name}")
-    def attempt(name: str) -> HTMLResponse:
+    def attempt(name: str) -> Response:
+        if (run := find_run_id(settings.home, name)) is not None:
+            return RedirectResponse(f"/#attempts?run={quote(run, safe='')}")
         try:
             found = find_attempts(settings, name)
         except ConfigError as error:
             raise HTTPException(404, str(error)) from None
-        write = attempts_page if len(found) == 1 else group_page
-        return HTMLResponse(write(name, found))
+        is_group = len(found) > 1 and all("journal" in one.facts for one in found)  # else a session
+        return HTMLResponse((group_page if is_group else attempts_page)(name, found))
+
+    @app.exception_handler(OstinatoError)
+    def tell(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 503)  # a store or ledger that does not answer
 
 
 def _found(home: Path, run: str) -> Path:

@@ -102,6 +102,8 @@ async def test_a_run_has_its_plots_settings_and_attempts(tmp_path: Path) -> None
         assert "Verdict" in one.text
         group = await local.get("/attempts/reinforced-bb.g1")
         assert "2 attempts at one problem" in group.text
+        whole = await local.get("/attempts/reinforced-bb")
+        assert whole.headers["location"] == "/#attempts?run=toy-seed0%2Freinforced-bb"
         for name in (
             "/runs/toy-seed0/none",
             "/runs/../toy-seed0",
@@ -116,6 +118,17 @@ class StageRequest(Record):
 
     seed: int
     checkpoint_directory: str
+
+
+async def test_a_ledger_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    settings = here(tmp_path)
+    fill_home(settings)
+    (tmp_path / "ledger.db").write_text("no database " * 200)
+    async with client(app_over(settings)) as local:
+        for path in ("/runs/toy-seed0/reinforced-bb/attempts", "/attempts/reinforced-bb.g0"):
+            answer = await local.get(path)
+            assert answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE
+            assert "ledger" in answer.json()["detail"]
 
 
 async def test_page_reports_and_snapshot_are_served_to_this_machine(tmp_path: Path) -> None:
