@@ -1,9 +1,9 @@
 """Host memory that a rank of the RL trainer takes for publishing and saving, on one, two and four ranks.
 
-Run with `python -m tests.benchmarks.trainer_memory [--quick]`. A model of 97 M parameters (`--quick`: 7 M), two
-steps on random samples, of which the second is measured: the peak of the process's own memory during `publish` and
-`save` over what it held before them, the largest of all ranks. Weights leave a rank as the tensors that it owns, so the
-peak falls as one over the ranks. Prints one JSON line at the end.
+Run with `python -m tests.benchmarks.trainer_memory [--quick]`. A model of 97 M parameters (`--quick`: 7 M), four
+steps on random samples, of which all but the first are measured: the peak of the process's own memory during
+`publish` and `save` over what it held before them, the largest of all ranks. Weights leave a rank as the tensors
+that it owns, so the peak falls as one over the ranks. Prints one JSON line at the end.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from tests.fakes.small_spec import make_spec
 from tests.unit.tasks.reinforcement.learning.samples import make_sample
 
 WORLD_SIZES = (1, 2, 4)
+REPEATS = 3  # a publish runs beside the save, and a watch of 5 ms misses peaks on a busy machine
 LARGEST_RATIO = (
     1.4  # of the peak of N ranks to an Nth of the peak of one: tensors are shared out whole
 )
@@ -88,18 +89,21 @@ def make_samples(spec: ModelSpec, count: int) -> list[Sample]:
 
 
 def measure(given: tuple[TrainerRequest, list[Sample]], _: int) -> int:
-    """Peak of the second publish and save, the largest of all ranks."""
+    """Largest peak of the publishes and saves after the first one, of all ranks."""
     request, samples = given
     objects = ObjectStore.from_url(f"file://{Path(request.work_directory).parent}/objects")
     with contextlib.closing(RLTrainer(request, objects)) as trainer:
         trainer.step(samples)
         trainer.publish()
-        trainer.step(samples)
-        with peak_bytes() as seen:
-            trainer.start_publish()
-            trainer.save()
-            trainer.finish_publish()
-        return max(gather_over_ranks(seen[0]))
+        peaks = []
+        for _ in range(REPEATS):
+            trainer.step(samples)
+            with peak_bytes() as seen:
+                trainer.start_publish()
+                trainer.save()
+                trainer.finish_publish()
+            peaks += seen
+        return max(gather_over_ranks(max(peaks)))
 
 
 def peaks_by_ranks(spec: ModelSpec, directory: Path) -> dict[int, int]:

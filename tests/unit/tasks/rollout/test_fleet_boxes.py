@@ -115,6 +115,6 @@ def test_attempts_in_the_fleets_boxes_are_those_in_the_workers_own(
         assert [turn.results for turn in trajectory.transcript.turns] == [
             turn.results for turn in in_own.transcript.turns
         ]
-    assert (after.lent, after.waiting) == (0, 0)
+    assert (after.leased, after.waiting) == (0, 0)
     assert lost.outcome is Outcome.SANDBOX_FAILED
     assert "rollout-boxes is not registered" in lost.reason
