@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.ledger.rows import JournalRow
+from ostinato.infra.platform.ledger.rows import JournalRow, JournalState
 from ostinato.infra.platform.objects import ObjectStore
 from ostinato.infra.platform.record import Record
 from ostinato.tasks.records import Trajectory
@@ -43,9 +43,10 @@ class AttemptTable:
         self._stored: dict[str, dict[str, dict[str, Any]]] = {}  # by key and attempt
 
     def lines(self, run_id: str) -> list[AttemptLine]:
-        """The newest MAX_LINES attempts of a run, newest first."""
-        rows = self._ledger.journal.rows(run_id)[-MAX_LINES:]
-        return list(self._lines(rows))[::-1]
+        """The newest MAX_LINES ended attempts of a run, newest first."""
+        rows = self._ledger.journal.rows(run_id)
+        ended = [row for row in rows if row.state is not JournalState.RESERVED]
+        return list(self._lines(ended[-MAX_LINES:]))[::-1]
 
     def _lines(self, rows: Sequence[JournalRow]) -> Iterator[AttemptLine]:
         for key, members in groupby(rows, key=lambda row: row.object_key):

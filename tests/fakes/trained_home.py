@@ -53,8 +53,10 @@ def fill_home(settings: Settings) -> None:
     page.write_text("<h1>toy, seed 0</h1>" + json.dumps({"reward": 1}))
 
 
-def add_attempts(settings: Settings, run_id: str = "reinforced-bb", groups: int = 1) -> None:
-    """Adds committed groups of two attempts, of which the first one solves its problem."""
+def add_attempts(
+    settings: Settings, run_id: str = "reinforced-bb", groups: int = 1, in_flight: int = 0
+) -> None:
+    """Adds committed groups of two attempts, of which the first one solves its problem, and attempts in flight."""
     ledger, objects = open_ledger(settings), open_object_store(settings)
     journal = RolloutJournal(ledger.journal, objects, run_id)
     for number in range(groups):
@@ -66,6 +68,9 @@ def add_attempts(settings: Settings, run_id: str = "reinforced-bb", groups: int 
         journal.reserve(requests, weight_version=0)
         made = tuple(make_trajectory(it, solved=it.attempt == 0) for it in requests)
         journal.commit(Group(group_id=group_id, problem_id=problem.problem_id, trajectories=made))
+    late, problem = f"{run_id}.g{groups}", make_problem("late")
+    running = [AttemptRequest(f"{late}.t{at}", late, problem, at, 0, 0) for at in range(in_flight)]
+    journal.reserve(running, weight_version=0)
     ledger.close()
 
 

@@ -82,7 +82,7 @@ def test_long_curves_are_thinned_to_their_last_point(tmp_path: Path) -> None:
 async def test_a_run_has_its_plots_settings_and_attempts(tmp_path: Path) -> None:
     settings = here(tmp_path)
     fill_home(settings)
-    add_attempts(settings, groups=2)
+    add_attempts(settings, groups=2, in_flight=3)
     request = make_envelope("toy:main", StageRequest(seed=3, checkpoint_directory="/home/me"))
     directory = tmp_path / "runs/toy-seed0/reinforced-bb"
     (directory / REQUEST).write_text(request.model_dump_json())
