@@ -117,12 +117,12 @@ def show_run(context: StageContext, made: RunArtifacts, cycle: CycleReport | Non
 
 def print_report(report: RunReport, page: Path, console: Console) -> None:
     """Prints the headline, at most MAX_PRINTED further rows of one line each, and what to do next."""
-    chosen = [
-        row
-        for row in (*report.controls, *report.rows, *report.cycle_rows)
-        if row in report.controls or (row.stage, row.measure) in _PRINTED
+    controls = [f"{row.measure}: {row.before}, RL {row.after}" for row in report.controls]
+    others = [
+        describe_row(row)
+        for row in (*report.rows, *report.cycle_rows)
+        if (row.stage, row.measure) in _PRINTED
     ]
-    kept = [row for row in chosen if row != report.headline][:MAX_PRINTED]
     next_steps = (
         ("every plot and attempt", "ostinato dashboard"),
         ("talk to it in a repository", "ostinato chat --repo PATH"),
@@ -133,7 +133,7 @@ def print_report(report: RunReport, page: Path, console: Console) -> None:
         "",
         describe_row(report.headline),
         "",
-        *map(describe_row, kept),
+        *[*controls, *others][:MAX_PRINTED],
         "",
         f"report with all rows and plots: {page}",
         *(f"{what}: {command}" for what, command in next_steps),

@@ -84,6 +84,7 @@ def test_the_dashboard_draws_more_than_prefect_each_metric_once() -> None:
         "learning_rate": 1e-4,
         "reward_correct_mean": 0.4,
         "reward_style_mean": 0.1,
+        "reward_comments_mean": 0.0,  # at every step: not drawn
         "outcome_finished_total": 9,
         "hack_any_ratio": 0.0,
     }
