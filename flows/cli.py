@@ -23,7 +23,6 @@ from ostinato.flows.commands.launching import (
     RecipeOption,
     SeedOption,
     SetOption,
-    conversations_of,
     launch_flow,
     make_options,
 )
@@ -42,6 +41,7 @@ from ostinato.infra.agent.endpoint import Endpoint, probe
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.services import interrupt_on_signals
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
+from ostinato.infra.platform.row_files import find_conversations
 from ostinato.infra.platform.settings import check_home, load_launch, load_settings
 from ostinato.tasks.reinforcement.records import WEIGHTS
 
@@ -107,7 +107,7 @@ def run(
         raise typer.BadParameter("sft needs --data, and no other flow takes it")
     if start is not None and name != "reinforcement":
         raise typer.BadParameter("reinforcement takes --start CHECKPOINT, and no other flow does")
-    parameters = {} if data is None else {"data": conversations_of(data)}
+    parameters = {} if data is None else {"data": str(find_conversations(data))}
     options = make_options(settings, keep, rebuild)
     if start is not None:
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
@@ -476,7 +476,7 @@ def main() -> None:
     """Console entry point. A known error prints one line and exits with code 2, without a traceback."""
     interrupt_on_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    for noisy in ("httpx", "httpx2", "alembic"):
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     launch = load_launch()
     try:

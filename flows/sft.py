@@ -13,8 +13,7 @@ from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.platform.hub_names import find_hub_repository
-from ostinato.infra.platform.row_files import ROW_SUFFIXES
+from ostinato.infra.platform.row_files import find_conversations
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.training.config import DEMONSTRATIONS
 from ostinato.tasks.corpus.chat_rows import read_conversations
@@ -54,14 +53,8 @@ def sft(
 
 def data_file(settings: Settings, data: str) -> Path:
     """The file of this name, or the rows of the hub's data set, which are fetched."""
-    repository = find_hub_repository(data, ROW_SUFFIXES)
-    if repository is not None:
-        return fetch_rows(repository, settings.cache_directory)
-    if not Path(data).is_file():
-        raise ConfigError(
-            f"--data {data!r} is not a file, wanted a {' or '.join(ROW_SUFFIXES)} file, or ORG/NAME of the hub"
-        )
-    return Path(data)
+    found = find_conversations(data)
+    return found if isinstance(found, Path) else fetch_rows(found, settings.cache_directory)
 
 
 def _with_fitting_rows(context: StageContext, corpus: ArtifactRef) -> StageContext:

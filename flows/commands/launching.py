@@ -17,8 +17,6 @@ from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
-from ostinato.infra.platform.hub_names import find_hub_repository
-from ostinato.infra.platform.row_files import ROW_SUFFIXES
 from ostinato.infra.platform.settings import Settings, load_settings
 
 RecipeOption = Annotated[
@@ -120,13 +118,3 @@ def run_flow_process(
         if code != 0:
             raise FlowFailed(f"flow {flow} of recipe {recipe}: exit code {code}", code)
         return json.loads(answer.read_bytes())
-
-
-def conversations_of(data: str) -> str:
-    """The value of --data: the absolute path of a file, or the name of a data set of the hub."""
-    if find_hub_repository(data, ROW_SUFFIXES) is not None:
-        return data
-    if not Path(data).is_file():
-        wanted = f"a {' or '.join(ROW_SUFFIXES)} file, or ORG/NAME of the hub"
-        raise typer.BadParameter(f"--data {data!r} is not a file, wanted {wanted}")
-    return str(Path(data).resolve())

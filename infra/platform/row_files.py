@@ -8,11 +8,22 @@ from typing import IO, Any
 
 from ostinato.infra.platform.bounded_files import bounded_lines, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError, boundary
+from ostinato.infra.platform.hub_names import HubRepository, find_hub_repository
 
 ROW_SUFFIXES = (".jsonl", ".parquet")  # of files with a row per line or record
 MAX_PARQUET_BYTES = 4 << 30  # of a whole file, unpacked
 _MAX_LIST_BYTES = 1 << 30  # of a JSON list, which is read as a whole
 _BATCH_ROWS = 64  # unpacked at once
+
+
+def find_conversations(data: str) -> Path | HubRepository:
+    """The value of --data: the absolute path of a file, or a data set of the hub. ConfigError for anything else."""
+    repository = find_hub_repository(data, ROW_SUFFIXES)
+    if repository is None and not Path(data).is_file():
+        raise ConfigError(
+            f"--data {data!r} is not a file, wanted a {' or '.join(ROW_SUFFIXES)} file, or ORG/NAME of the hub"
+        )
+    return repository or Path(data).resolve()
 
 
 def read_rows(

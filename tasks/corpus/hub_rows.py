@@ -1,6 +1,7 @@
 """Conversations from a data set of the Hugging Face hub, fetched once and kept as one file of JSON lines."""
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download
@@ -41,7 +42,10 @@ def fetch_rows(data: HubRepository, cache: Path) -> Path:
                 for name in names
             ]
             folder.mkdir(parents=True, exist_ok=True)
-            replace_text(rows, "".join(_lines(files)))
+            partial = rows.with_suffix(".partial")
+            with partial.open("w") as written:
+                written.writelines(_lines(files))
+            partial.replace(rows)
         replace_text(folder / f"{_NEWEST}-{data.revision.replace('/', '--')}", commit)
     return rows
 
@@ -63,9 +67,7 @@ def _chosen(data: HubRepository, names: list[str]) -> list[str]:
     return [name for name in known if _TRAINING in name] or known
 
 
-def _lines(files: list[str]) -> list[str]:
-    return [
-        json.dumps(row, ensure_ascii=False) + "\n"
-        for file in files
-        for _, row in read_rows(Path(file), ROW_SUFFIXES)
-    ]
+def _lines(files: Iterable[str]) -> Iterator[str]:
+    for file in files:
+        for _, row in read_rows(Path(file), ROW_SUFFIXES):
+            yield json.dumps(row, ensure_ascii=False) + "\n"

@@ -50,6 +50,7 @@ def describe_groups(groups: Sequence[Group]) -> dict[str, float]:
 def _habits(members: Sequence[Trajectory]) -> dict[str, float]:
     """Calls per turn, edits per attempt, and of the attempts that edit, the share that looked before its first edit
     and the share that ran tests after its last one. The shares are left out when no attempt edits.
+    Only calls of the built-in tools count, so not what an agent of others does in its shell.
     """
     turns = sum(len(member.transcript.turns) for member in members)
     called = [

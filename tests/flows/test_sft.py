@@ -70,8 +70,8 @@ def test_data_goes_with_sft_alone(tmp_path: Path, home: Path) -> None:
 def test_a_file_that_is_not_there_is_refused_before_a_server_starts(home: Path) -> None:
     command = ["run", "sft", "--recipe", "miniature", "--data", "nowhere.jsonl"]
     found = CliRunner().invoke(app, command)
-    assert found.exit_code == 2
-    assert "is not a file" in found.output
+    assert isinstance(found.exception, ConfigError)  # exit code 2 of the command
+    assert "is not a file" in str(found.exception)
     assert not (home / "prefect").exists()
 
 

@@ -40,6 +40,11 @@ export function rounded(value) {
   return value === null || value === undefined ? "no number" : Number(value.toPrecision(3)).toString();
 }
 
+// A path as part of an address: its slashes stay.
+export function inAddress(path) {
+  return path.split("/").map(encodeURIComponent).join("/");
+}
+
 export async function getJson(address) {
   const answer = await fetch(address);
   if (!answer.ok) throw new Error(`${address}: ${answer.status} ${await answer.text()}`);

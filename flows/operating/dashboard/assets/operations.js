@@ -1,5 +1,5 @@
 // The pages of cycles, status and reports, and the bars of running stages.
-import { ago, element, link, replace, rows } from "./elements.js";
+import { ago, element, inAddress, link, replace, rows } from "./elements.js";
 
 const MEBIBYTE = 2 ** 20;
 let newest;
@@ -61,7 +61,7 @@ export function updateOperations(snapshot) {
     }))) : [], "nothing was promoted yet");
   replace("pages", snapshot.pages.map((page) => {
     const item = element("li");
-    item.append(link(page, "/reports/" + page.split("/").map(encodeURIComponent).join("/")));
+    item.append(link(page, `/reports/${inAddress(page)}`));
     return item;
   }), "no report yet");
 }

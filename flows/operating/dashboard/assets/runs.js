@@ -1,5 +1,5 @@
 // The page of runs: their list, the plots of those that are chosen, and the settings in which these differ.
-import { ago, element, getJson, replace, rounded, rows } from "./elements.js";
+import { ago, element, getJson, inAddress, replace, rounded, rows } from "./elements.js";
 import { drawPanels } from "./panels.js";
 
 const place = document.getElementById("panels");
@@ -74,7 +74,7 @@ export async function showRuns(wanted) {
 async function load(run) {
   const { changed_at } = summaries.find((one) => one.run === run);
   if (pages.get(run)?.changed_at === changed_at) return false;
-  pages.set(run, { changed_at, page: await getJson(`/runs/${run.split("/").map(encodeURIComponent).join("/")}`) });
+  pages.set(run, { changed_at, page: await getJson(`/runs/${inAddress(run)}`) });
   return true;
 }
 
