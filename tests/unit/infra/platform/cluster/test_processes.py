@@ -1,8 +1,10 @@
 """Processes are told apart by id and start, and a session ends as a whole."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -47,6 +49,28 @@ def test_kill_session_ends_orphans_of_a_dead_leader() -> None:
     assert not is_alive(mark)
     assert is_running(member)
     assert kill_session(mark, grace_seconds=0.3) == 1
+    assert not is_running(member)
+
+
+def test_kill_session_ends_members_of_a_leader_that_dies_while_they_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader, member = _start_family()
+    mark = mark_process(leader.pid)
+    listed = psutil.process_iter
+
+    def _kill_the_leader_between(fields: list[str]) -> Iterator[psutil.Process]:
+        for process in listed(fields):
+            if process.pid == leader.pid:
+                os.kill(leader.pid, signal.SIGKILL)  # `leader.kill` would reap it
+                while psutil.Process(leader.pid).status() != psutil.STATUS_ZOMBIE:
+                    pass
+            yield process
+
+    monkeypatch.setattr(psutil, "process_iter", _kill_the_leader_between)
+    kill_session(mark, grace_seconds=0.3)
+    leader.wait()
+
     assert not is_running(member)
 
 
