@@ -56,12 +56,15 @@ def is_alive(mark: ProcessMark) -> bool:
     if is_elsewhere(mark) or mark.boot_id != _BOOT_ID:
         return False
     try:
-        process = psutil.Process(mark.pid)
-        apart = abs(_seconds_after_boot(mark.pid) - _noted_after_boot(mark))
-        is_same = apart < _CLOCK_TOLERANCE_SECONDS
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
+        return _is_same(mark) and psutil.Process(mark.pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _is_same(mark: ProcessMark) -> bool:
+    """Whether the process that has the id, alive or a zombie, is the marked one."""
+    apart = abs(_seconds_after_boot(mark.pid) - _noted_after_boot(mark))
+    return apart < _CLOCK_TOLERANCE_SECONDS
 
 
 def live_owners(directory: Path) -> list[ProcessMark]:
@@ -145,11 +148,11 @@ def _session_members(mark: ProcessMark) -> list[int]:
             if os.getsid(process.pid) != mark.pid:
                 continue
             created = _seconds_after_boot(process.pid)
+            is_impostor = process.pid == mark.pid and not _is_same(mark)
         except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             continue
         is_later = created >= _noted_after_boot(mark) - _CLOCK_TOLERANCE_SECONDS
-        is_impostor = process.pid == mark.pid and not is_alive(mark)
-        if is_impostor and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if is_impostor:
             return []
         if is_later and process.info["status"] != psutil.STATUS_ZOMBIE:
             members.append(process.pid)

@@ -1,7 +1,7 @@
 """Processes are told apart by id and start, and a session ends as a whole."""
 
+import itertools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,20 +57,19 @@ def test_kill_session_ends_members_of_a_leader_that_dies_while_they_are_listed(
 ) -> None:
     leader, member = _start_family()
     mark = mark_process(leader.pid)
-    listed = psutil.process_iter
+    listed, listings = psutil.process_iter, itertools.count(1)
 
-    def _kill_the_leader_between(fields: list[str]) -> Iterator[psutil.Process]:
+    def _read_before_the_death(fields: list[str]) -> Iterator[psutil.Process]:
+        is_early = next(listings) == 2  # the first one found both, which then got SIGTERM
         for process in listed(fields):
-            if process.pid == leader.pid:
-                os.kill(leader.pid, signal.SIGKILL)  # `leader.kill` would reap it
-                while psutil.Process(leader.pid).status() != psutil.STATUS_ZOMBIE:
-                    pass
+            if process.pid == leader.pid and is_early:
+                process.info["status"] = psutil.STATUS_SLEEPING
             yield process
 
-    monkeypatch.setattr(psutil, "process_iter", _kill_the_leader_between)
-    kill_session(mark, grace_seconds=0.3)
-    leader.wait()
+    monkeypatch.setattr(psutil, "process_iter", _read_before_the_death)
 
+    assert kill_session(mark, grace_seconds=0.3) == 2
+    leader.wait()
     assert not is_running(member)
 
 
