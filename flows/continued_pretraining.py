@@ -20,10 +20,8 @@ def continued_pretraining(
 ) -> ArtifactRef:
     """Continues training the recipe's base checkpoint. Returns the fine-tuned checkpoint."""
     context = StageContext.open(recipe, seed, options)
-    corpus = chain.build_corpus(
-        context,
-        problems_for(context, problems, recipe, seed),
-    )
+    problems = problems_for(context, problems, recipe, seed)
+    corpus = chain.build_corpus(context, problems)
     pretrained = chain.pretrain(context, corpus)
     showing.show_pretraining(context, corpus, pretrained)
-    return pretrained
+    return chain.run_added_stages(context, problems, pretrained, "pretraining")

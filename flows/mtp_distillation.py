@@ -32,11 +32,11 @@ def mtp_distillation(
         recipe, seed, problems, options=context.options
     )
     if not context.recipe.mtp.depth:
-        return pretrained
+        return chain.run_added_stages(context, problems, pretrained, "mtp")
     corpus = chain.build_corpus(context, problems)
     drafted = pretrained
     if context.parent_of(pretrained, "mtp") is None:  # else they were trained with the trunk
         drafted = chain.distil_draft_layers(context, corpus, pretrained)
     speculation = chain.measure_speculation(context, corpus, drafted)
     showing.show_drafting(context, drafted, speculation)
-    return drafted
+    return chain.run_added_stages(context, problems, drafted, "mtp")

@@ -28,6 +28,7 @@ from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.decode.supported import check_vectors
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training.config import DEMONSTRATIONS
+from ostinato.tasks.conversion.pipeline import PipelineConfig
 from ostinato.tasks.corpus.config import SHARDS, CorpusConfig
 from ostinato.tasks.evaluation.base_models.config import BaseSelectionConfig
 from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
@@ -73,6 +74,7 @@ class Recipe(Record):
     """checkpoint to continue from: a reference as `ostinato import` prints it, or a directory,
     relative to the repository; empty: random weights"""
     model: ModelSpec
+    pipeline: PipelineConfig = PipelineConfig()
     problems: ProblemsConfig = ProblemsConfig()
     selection: ProblemSelection = ProblemSelection()
     environments: dict[str, EnvironmentConfig] = Field(default={})

@@ -36,4 +36,4 @@ def reinforcement(
     )
     reinforced = chain.reinforce(context, problems, start)
     showing.show_reinforcement(context, reinforced)
-    return reinforced
+    return chain.run_added_stages(context, problems, reinforced, "reinforcement")

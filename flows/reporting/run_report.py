@@ -238,7 +238,7 @@ def _code() -> str:
 
 def _write_examples(context: StageContext, reinforced: ArtifactRef, place: Path) -> dict[str, str]:
     """Writes example attempts to a page next to the report. Returns their addresses by rank."""
-    run_id = f"{reinforced.kind}-{reinforced.fingerprint}"
+    run_id = context.shipped_run_directory(reinforced).name
     examples = find_examples(context.settings, run_id)
     if not examples:  # an artifact of another machine has no attempts in this ledger
         return {}
@@ -472,7 +472,7 @@ def _curves(context: StageContext, made: RunArtifacts) -> list[Curve]:
     """All plots of the report, the solve rate first."""
     trained = chain.result_of(context, made.pretrained, PretrainingResult)
     run = chain.result_of(context, made.reinforced, ReinforcementResult)
-    here = context.run_directory(made.reinforced.kind, made.reinforced.fingerprint)
+    here = context.shipped_run_directory(made.reinforced)
     return [
         *evaluation_curves(run.evaluations),
         *seed_curves(newest_runs(context.settings.home, context.recipe.name, here)),

@@ -164,12 +164,12 @@ def show_cycle(cycle: "CycleReport") -> None:
 
 def rl_steps(context: StageContext, ref: ArtifactRef) -> list[dict]:
     """The metrics rows of an RL run's steps. Empty for a run of another machine."""
-    return steps_of(context.run_directory(ref.kind, ref.fingerprint) / METRICS)
+    return steps_of(context.shipped_run_directory(ref) / METRICS)
 
 
 def curves_of_training(context: StageContext, ref: ArtifactRef) -> list[Curve]:
     """Plots of a training stage. Empty for an artifact of another machine."""
-    return training_curves(read_metrics(context.run_directory(ref.kind, ref.fingerprint) / METRICS))
+    return training_curves(read_metrics(context.shipped_run_directory(ref) / METRICS))
 
 
 def loss_curves(context: StageContext, pretrained: ArtifactRef) -> list[Curve]:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from ostinato.flows.recipe import Recipe, base_directory, is_reference
 from ostinato.flows.stages import declared
+from ostinato.flows.stages.console import say
 from ostinato.flows.stages.declared import SUMMARY, Result, one_file
 from ostinato.flows.stages.lineage import SOURCES
 from ostinato.flows.stages.stage import StageContext
@@ -274,6 +275,24 @@ def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) 
     return context.make(declared.REINFORCEMENT, parents, run_id="", **options)
 
 
+def run_added_stages(
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, after: str
+) -> ArtifactRef:
+    """Checkpoint of a shipped stage -> the checkpoint after the stages that the recipe adds behind it."""
+    pipeline = context.recipe.pipeline
+    for name in pipeline.added_after(after):
+        checkpoint = context.make(
+            declared.OWN_STAGE,
+            {"problems": problems, "checkpoint": checkpoint},
+            title=f"stage {name}",
+            stage_name=name,
+            settings=pipeline.settings.get(name, {}),
+        )
+        summary = context.artifacts.metadata(checkpoint)[SUMMARY]
+        say(f"stage {name}: {checkpoint}, {summary['changed_ratio']:.1%} of the values changed")
+    return checkpoint
+
+
 def evaluate(
     context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
 ) -> Scorecard:
@@ -420,8 +439,8 @@ def evaluate_both(
 
 
 def result_of(context: StageContext, ref: ArtifactRef, kind: type[Result]) -> Result:
-    """The result of the stage that made an artifact."""
-    return kind.model_validate(context.artifacts.metadata(ref)[SUMMARY])
+    """The result of the shipped stage that made an artifact, or from whose checkpoint added stages derived it."""
+    return kind.model_validate(context.artifacts.metadata(context.shipped_origin(ref))[SUMMARY])
 
 
 def _link_only(source: Path, target: Path, names: tuple[str, ...]) -> None:

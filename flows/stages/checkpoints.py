@@ -11,7 +11,15 @@ from ostinato.infra.platform.settings import Settings
 
 CHAMPION, NEWEST = "champion", "newest"
 PROBLEM_KINDS = ("problems", "environments")
-KINDS = ("pretrained", "drafted", "reinforced", "candidate", "checkpoint")  # artifacts with weights
+KINDS = (
+    "pretrained",
+    "drafted",
+    "reinforced",
+    "derived",
+    "candidate",
+    "checkpoint",
+)  # have weights
+_DERIVED = "derived"  # kind of the checkpoints of added stages
 _TRAINED = "reinforced"  # kind of the checkpoint that a recipe's chain ends with
 
 
@@ -24,7 +32,7 @@ def checkpoint_named(
     if reference == CHAMPION:
         return artifacts.get(champion_id(ledger, line_of(recipe)))
     if reference == NEWEST:
-        return artifacts.get(_newest(recipe.name, ledger))
+        return _with_added_stages(artifacts.get(_newest(recipe.name, ledger)), ledger, artifacts)
     ref = artifacts.get(reference)
     if ref.kind not in KINDS:
         raise ConfigError(
@@ -66,6 +74,15 @@ def champion_id(ledger: Ledger, line: str) -> str:
 def has_trained(recipe: Recipe, ledger: Ledger) -> bool:
     """Whether the recipe has a newest checkpoint."""
     return bool(ledger.artifacts.list(_TRAINED, recipe.name))
+
+
+def _with_added_stages(ref: ArtifactRef, ledger: Ledger, artifacts: Artifacts) -> ArtifactRef:
+    """The last checkpoint that added stages derived from this one; itself when there is none."""
+    for row in ledger.artifacts.list(_DERIVED, ref.name):
+        later = artifacts.get(f"{_DERIVED}/{ref.name}@{row.version}")
+        if ref in artifacts.manifest(later).parents:
+            ref = later
+    return ref
 
 
 def _newest(name: str, ledger: Ledger) -> str:

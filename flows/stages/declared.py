@@ -16,6 +16,7 @@ from ostinato.flows.recipe import Recipe
 from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.cluster.workspace import Placed
 from ostinato.infra.platform.record import Record
+from ostinato.tasks.conversion.pipeline import OwnStageRequest, OwnStageResult
 from ostinato.tasks.corpus.config import CorpusRequest, CorpusResult
 from ostinato.tasks.evaluation.base_models.config import BaseMeasures, BaseSelectionRequest
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationRequest, EvaluationResult
@@ -161,6 +162,9 @@ CANDIDATE = _child(
     "candidate", "candidate", "ostinato.tasks.realtime.cycle_training",
     CycleTrainingRequest, CycleTrainingResult, "checkpoint",
     trains=True, placement={"train_until"})
+OWN_STAGE = _child(
+    "own-stage", "derived", "ostinato.tasks.conversion.own_stage",
+    OwnStageRequest, OwnStageResult, "problems checkpoint", trains=True)
 ENDPOINT = Stage("endpoint", "endpoint", ("ostinato.infra.agent.endpoint",))
 CONTROLS = Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",))
 CYCLE = Stage(
@@ -171,7 +175,7 @@ STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
         PROBLEMS, ENVIRONMENTS, CORPUS, PRETRAINING, MTP, SPECULATION, REINFORCEMENT, EVALUATION,
-        ENDPOINT, BASE_SELECTION, FORMAT_TRIAL, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
+        OWN_STAGE, ENDPOINT, BASE_SELECTION, FORMAT_TRIAL, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
     )
 }
 # fmt: on

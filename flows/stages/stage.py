@@ -14,7 +14,15 @@ from pydantic import BaseModel
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.flows.stages.child_task import run_stage
-from ostinato.flows.stages.declared import STAGES, START_FILE, ChildStage, Result, Stage, StageStart
+from ostinato.flows.stages.declared import (
+    OWN_STAGE,
+    STAGES,
+    START_FILE,
+    ChildStage,
+    Result,
+    Stage,
+    StageStart,
+)
 from ostinato.flows.stages.disk import refuse_small_disk
 from ostinato.flows.stages.events import CREATED, send_checkpoint_event
 from ostinato.flows.stages.forms import RunOptions
@@ -30,7 +38,7 @@ from ostinato.infra.sandbox.backends import check_kind
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate"}
+CHECKPOINT_KINDS = {"pretrained", "drafted", "reinforced", "candidate", OWN_STAGE.kind}
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,18 @@ class StageContext:
         return self.artifacts.local_copy(ref, self.settings.home)
 
     def parent_of(self, ref: ArtifactRef, stage_name: str) -> ArtifactRef | None:
-        """The parent of an artifact that the named stage made. None when there is none."""
-        kind, parents = STAGES[stage_name].kind, self.artifacts.manifest(ref).parents
+        """The parent of an artifact that the named stage made. None when there is none. Added stages are
+        looked through.
+        """
+        kind = STAGES[stage_name].kind
+        parents = self.artifacts.manifest(self.shipped_origin(ref)).parents
         return next((parent for parent in parents if parent.kind == kind), None)
+
+    def shipped_origin(self, ref: ArtifactRef) -> ArtifactRef:
+        """The checkpoint of a shipped stage from which added stages derived this one. Others are returned as given."""
+        while ref.kind == OWN_STAGE.kind:
+            ref = self.artifacts.manifest(ref).parents[-1]
+        return ref
 
     def problem_set(self, given: ArtifactRef | str | None) -> ArtifactRef | None:
         """The problem set that a flow was given as an artifact or by name. None when none was given."""
@@ -102,6 +119,11 @@ class StageContext:
     def run_directory(self, kind: str, identity: str) -> Path:
         """Directory of a stage's work. A stage of the same identity resumes in it."""
         return self.runs_directory / f"{kind}-{identity}"
+
+    def shipped_run_directory(self, ref: ArtifactRef) -> Path:
+        """Directory of the shipped stage's run behind a checkpoint."""
+        origin = self.shipped_origin(ref)
+        return self.run_directory(origin.kind, origin.fingerprint)
 
     def make(
         self,

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
@@ -27,11 +28,13 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.engine.replica import EngineReplica
 from ostinato.infra.serving.engine.start import load_engine
 from ostinato.infra.serving.weights.publisher import ChainPublisher
-from ostinato.models.checkpoint import save_checkpoint
+from ostinato.models.checkpoint import load_checkpoint, save_checkpoint
 from ostinato.models.decode.config import DecodingConfig, configure_engine
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.network.build import build_trainer_model
 from ostinato.models.rendering import Renderer, train_tokenizer
+from ostinato.tasks.conversion.own_stage import main as run_stage
+from ostinato.tasks.conversion.pipeline import OwnStageRequest
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.environments import EnvironmentConfig
 from ostinato.tasks.grading.grade import make_grader
@@ -67,6 +70,7 @@ PACKAGES = (
     "curriculum",
     "engine",
     "objective",
+    "stage",
 )
 SOURCE = "class Box:\n    def size(self):\n        return 1\n"
 
@@ -112,6 +116,10 @@ def make_recipe(directory: Path, text: str) -> str:
         ('[rollout.staleness]\nadmission = "chess"\n', "ostinato.admissions"),
         ('[rollout.curriculum]\nweight = "chess"\n', "ostinato.curricula"),
         ('[decoding]\nengine = "chess"\n', "ostinato.engines"),
+        (
+            '[pipeline]\nstages = ["pretraining", "mtp", "chess", "reinforcement"]\n',
+            "ostinato.stages",
+        ),
         ('[learning.objective]\nadvantages = "chess"\n', "ostinato.advantages"),
         ('[learning.objective]\nloss = "chess"\n', "ostinato.losses"),
         ('[harness]\ntools = ["outline"]\n', "compact dialect, whose tool names are token ids"),
@@ -323,3 +331,26 @@ def test_a_step_with_the_own_objective_starts_as_the_shipped_one(tmp_path: Path)
     plain, own = reports
     assert own.loss != plain.loss
     assert own.gradient_norm == pytest.approx(plain.gradient_norm, rel=1e-4) != 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_stage_changes_the_weights_and_nothing_else(tmp_path: Path) -> None:
+    weights = random_weights(TINY)
+    kept = next(iter(weights))
+    start = save_checkpoint(tmp_path / "start", TINY, weights, metadata={"stage": "mtp"})
+    settings = {"except": [kept]}
+    request = OwnStageRequest(
+        stage_name="rounded",
+        settings=settings,
+        seed=0,
+        checkpoint_directory=str(start),
+        problems_directory="",
+    )
+    result = run_stage(request, Workspace.open(tmp_path, Settings(home=tmp_path)))
+
+    after = load_checkpoint(Path(result.checkpoint_directory))
+    assert (after.spec, after.metadata) == (TINY, {"stage": "mtp"})
+    for name, weight in after.weights.items():
+        wanted = weights[name] if name == kept else weights[name].bfloat16().float()
+        assert torch.equal(weight, wanted)
+    assert 0.5 < result.changed_ratio < 1

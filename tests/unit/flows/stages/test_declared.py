@@ -20,6 +20,7 @@ def requests_of(recipe: Recipe) -> dict[str, BaseModel]:
         "problems": {"archives_directory": Path("archives")},
         "reinforcement": {"run_id": "", **dict(recipe.reinforcement)},
         "evaluation": {"checkpoint_name": "pretrained/miniature@1"},
+        "own-stage": {"stage_name": "rounded", "settings": {}},
         "base-selection": {"sources": (), "humaneval": ""},
         "format-trial": {"formats": ({"dialect": "hermes"},)},
     }
