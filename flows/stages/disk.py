@@ -24,10 +24,11 @@ def estimate_disk(recipe: Recipe) -> dict[str, int]:
     parameters = num_parameters(recipe.model)
     runs, steps = (recipe.learning, recipe.cycle.learning), recipe.reinforcement.max_steps
     return {
-        "resume points of pretraining": 2 * _RESUME_BYTES * parameters,
+        "resume points of pretraining": 2 * _RESUME_BYTES * parameters
+        if recipe.pretraining.phases
+        else 0,
         "step checkpoints of RL": parameters
-        * _RESUME_BYTES
-        * sum(_kept_checkpoints(learning, steps) for learning in runs),
+        * sum(_checkpoint_bytes(learning, steps) for learning in runs),
         "weight chains": parameters
         * _WEIGHT_BYTES
         * sum(_kept_versions(learning, steps) for learning in runs),
@@ -37,8 +38,10 @@ def estimate_disk(recipe: Recipe) -> dict[str, int]:
     }
 
 
-def _kept_checkpoints(learning: LearningConfig, steps: int) -> int:
-    return (steps if learning.keep_for_replay else min(learning.keep_checkpoints, steps)) + 1
+def _checkpoint_bytes(learning: LearningConfig, steps: int) -> int:
+    """Bytes per parameter of the step checkpoints of a run and the one being written. The optimiser of adapters is small."""
+    kept = steps if learning.keep_for_replay else min(learning.keep_checkpoints, steps)
+    return (kept + 1) * (_RESUME_BYTES if learning.lora is None else _WEIGHT_BYTES)
 
 
 def _kept_versions(learning: LearningConfig, steps: int) -> int:

@@ -22,6 +22,10 @@ def test_more_of_what_is_kept_takes_more() -> None:
     assert total() > total(few, "learning.keep_checkpoints=5") > total(few)
     assert total("learning.keep_chain_versions=2", "learning.anchor_every_versions=3") < total()
     assert total(recipe="kimi_k2") > 100e12
+    adapters = ("learning.lora.rank=8", "cycle.learning.lora.rank=8")
+    assert total(*adapters) < total()  # they have a small optimiser
+    untrained = load_recipe("smollm2_quick", overrides=("pretraining.phases=[]",))
+    assert estimate_disk(untrained)["resume points of pretraining"] == 0
 
 
 def test_a_recipe_larger_than_the_disk_is_refused_with_its_largest_part(tmp_path: Path) -> None:
