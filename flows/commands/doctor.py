@@ -239,7 +239,7 @@ def check_sandbox(root: Path = Path("/")) -> Check:
         )
         if answer.returncode != 0:
             raise ConfigError(answer.stderr.strip() or f"bwrap ended with {answer.returncode}")
-        return "bubblewrap makes boxes without network"
+        return f"{program} makes boxes without network"
 
     return attempt("sandbox", run_true, how_to_allow_boxes(root))
 

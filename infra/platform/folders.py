@@ -1,12 +1,12 @@
 """Folders as mappings from the relative path of each regular file to its content, and locks on files."""
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+
+from filelock import FileLock
 
 from ostinato.infra.platform.errors import ProblemError
 
@@ -76,12 +76,13 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             raise ProblemError(f"file {path[:80]!r} of {folder} cannot be written: {why}") from None
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file during the block. Waits for another process or thread that holds it."""
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(path: Path) -> FileLock:
+    """The lock of a file, to be held during a block: one thread of one process at a time, whose forked children do not
+    hold it. The kernel releases it however the process ends. Creates the file's folder when needed.
+    """
+    return FileLock(
+        path, fallback_to_soft=False
+    )  # without flock: an error, no lock that outlives its process
 
 
 def stays_below(path: str) -> bool:

@@ -6,7 +6,6 @@ image also has a program for the host that measures the clock rate for guests. B
 compiler with a static C library, but not root: packages are unpacked, never installed.
 """
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError
+from ostinato.infra.platform.folders import locked
 from ostinato.infra.sandbox import inside
 from ostinato.infra.sandbox.host.system import find_ripgrep
 
@@ -100,9 +100,7 @@ def build_image(kind: ImageKind, folder: Path) -> Image:
     """The image of the present recipe, built now if `folder` does not have it."""
     key = f"{kind}-{_hash_recipe(kind)}"
     target = folder / key
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / f"{key}.lock"):
         for leftover in folder.glob(f"{key}.partial.*"):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
         if not target.is_dir():

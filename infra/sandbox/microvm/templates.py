@@ -5,7 +5,6 @@ There is one per image, memory size and repository. Its memory is a file that al
 
 import asyncio
 import contextlib
-import fcntl
 import io
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from ostinato.infra.platform.errors import InvalidArgument, SandboxError, SandboxLost
+from ostinato.infra.platform.folders import locked
 from ostinato.infra.sandbox.host.tools import BoxTools
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
 from ostinato.infra.sandbox.microvm.image import Image, ImageKind, build_image
@@ -196,9 +196,7 @@ class TemplateStore:
     def _save_to_cache(self, template: Template) -> None:
         """Saves a booted machine next to the images, for later processes on this host."""
         target = self._cache_folder(template.shape)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with (target.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(target.parent / "lock"):
             for leftover in target.parent.glob("*.partial.*"):  # of a killed process
                 shutil.rmtree(leftover, ignore_errors=True)
             if target.is_dir():  # another process was faster

@@ -3,7 +3,6 @@
 The file holds digests. A key is shown once, when it is issued.
 """
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
 from ostinato.infra.platform.errors import ConfigError, StorageError
@@ -103,14 +103,9 @@ def digest_of(api_key: str) -> str:
     return hashlib.sha256(api_key.encode()).hexdigest()
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file, which need not exist yet. Creates its folder when needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f".{path.name}.lock")
-    with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600), "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
+def locked(path: Path) -> FileLock:
+    """The lock of a file, which need not exist yet, closed to other users. Creates its folder when needed."""
+    return FileLock(path.with_name(f".{path.name}.lock"), mode=0o600, fallback_to_soft=False)
 
 
 def write_private(path: Path, data: bytes) -> None:
