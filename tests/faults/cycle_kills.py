@@ -39,6 +39,7 @@ MOMENTS = {
     "evaluate": ("evaluation.checkpoint.run", "", 12.0),
     "ship": ("evaluation.checkpoint.run", RESULT, 1.5),
 }
+ENDS = ("COMPLETED", "FAILED", "CANCELLED")
 _CYCLE_SECONDS = (
     1_800.0  # a killed server or flow is waited for, and Ray starts slowly on a busy machine
 )
@@ -79,18 +80,24 @@ class KilledCycles:
         before = set(self._stages())
         run = self.here.start(self.here.deployment(CYCLE)["id"], **self.parameters)
         part, message, longest = MOMENTS[moment]
-        wait_until(moment, lambda: self._is_at(before, part, message), _CYCLE_SECONDS)
+
+        def has_come() -> bool:
+            found = self.here.state(run)
+            is_at = self._is_at(before, part, message)
+            assert is_at or found["type"] not in ENDS, f"the cycle ended unseen before {moment}"
+            return is_at
+
+        wait_until(moment, has_come, _CYCLE_SECONDS)
         time.sleep(self.kills.dice.uniform(0, longest))
         killed = self.kills.kill()
         if killed == "all":
             self.up.wait()
             self.start_up()
-        ends = ("COMPLETED", "FAILED", "CANCELLED")
 
         def state() -> dict | None:
             with contextlib.suppress(httpx2.HTTPError):  # the server is away
                 found = self.here.state(run)
-                return found if found["type"] in ends else None
+                return found if found["type"] in ENDS else None
             return None
 
         end = wait_until(f"end of the cycle after {killed} at {moment}", state, _CYCLE_SECONDS)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 import uuid
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -36,7 +37,7 @@ ALONE = "--alone"  # option of a child that holds the lock of the machine's devi
 EXIT_LOCKED = 4  # exit code of a child that found the lock of its directory held
 PUBLISHED = "published.txt"  # reference of the artifact that was published from the directory
 
-_PROGRESS_INTERVAL_SECONDS = 0.1
+_UPDATES_PER_SECOND = 10  # of the progress file; a loop's further ones are dropped
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -97,7 +98,7 @@ class ProgressWriter:
     def __init__(self, directory: Path) -> None:
         self._path = directory / PROGRESS
         self._metrics = MetricsLog(directory / METRICS)
-        self._written_at = 0.0
+        self._written_at = deque[float](maxlen=_UPDATES_PER_SECOND)  # of the newest updates
 
     def update(
         self, done: float, total: float, message: str = "", **metrics: float | int | str
@@ -106,9 +107,10 @@ class ProgressWriter:
         if metrics:
             self._metrics.append(done, metrics)
         now = time.monotonic()
-        if done < total and now - self._written_at < _PROGRESS_INTERVAL_SECONDS:
+        is_fast = len(self._written_at) == _UPDATES_PER_SECOND and now - self._written_at[0] < 1.0
+        if done < total and is_fast:
             return
-        self._written_at = now
+        self._written_at.append(now)
         progress = Progress(
             done=done, total=total, message=message, metrics=finite(metrics), at=time.time()
         )
