@@ -26,6 +26,7 @@ from ostinato.flows.commands.launching import (
     launch_flow,
     make_options,
 )
+from ostinato.flows.commands.plan_commands import ChipOption, dry_run_flow, plan
 from ostinato.flows.commands.problem_sets import certify, problem_sets
 from ostinato.flows.commands.recipe_commands import recipes, try_formats
 from ostinato.flows.operating import up as machine
@@ -51,7 +52,6 @@ CHAT = "ostinato.flows.chat.command"
 DOCTOR = "ostinato.flows.commands.doctor"
 GARBAGE = "ostinato.flows.commands.garbage"
 DESCRIBE_ATTEMPTS = "ostinato.flows.reporting.attempts:describe"
-PLANNING = "ostinato.flows.commands.planning"
 REGISTER_EXPORT = "ostinato.infra.platform.tracking.registries:register_export"
 SAVE_ATTEMPTS = "ostinato.flows.reporting.attempt_files:save"
 STATUS = "ostinato.flows.operating.status.report"
@@ -100,6 +100,13 @@ def run(
             "nothing is pretrained then"
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="plan the recipe and walk a step; start nothing")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs of the dry run; this machine's when absent", min=1)
+    ] = None,
+    chip: ChipOption = None,
 ) -> CommandResult:
     """Runs one flow of the chain and the stages it depends on."""
     name = flow.replace("-", "_")
@@ -107,12 +114,17 @@ def run(
         raise typer.BadParameter("sft needs --data, and no other flow takes it")
     if start is not None and name != "reinforcement":
         raise typer.BadParameter("reinforcement takes --start CHECKPOINT, and no other flow does")
+    if not dry_run and (gpus is not None or chip is not None):
+        raise typer.BadParameter("--gpus and --chip describe a --dry-run, and no run takes them")
     parameters = {} if data is None else {"data": str(find_conversations(data))}
     options = make_options(settings, keep, rebuild)
     if start is not None:
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
         refuse_unknown(load_settings(), loaded, [start])
         parameters = {"start": start}
+    if dry_run:
+        loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+        return dry_run_flow(name, loaded, gpus, chip)
     result = launch_flow(name, recipe, seed, options, parameters)
     return CommandResult({"flow": name, "result": result})
 
@@ -226,39 +238,7 @@ app.command("try")(try_formats)
 app.command()(deploy)
 app.command("deploy-files")(deploy_files)
 app.add_typer(problem_sets, name="problems")
-
-
-@app.command()
-@answering
-def plan(
-    gpus: Annotated[int, typer.Option(help="GPUs of the trainer; rollouts take more", min=1)],
-    chip: Annotated[str, typer.Option(help="h100, h200 or b300")],
-    recipe: RecipeOption = "qwen3_30b_a3b",
-    settings: SetOption = None,
-    degrees: Annotated[
-        list[str] | None,
-        typer.Option("--layout", help="degree of an axis: tensor=2; searched when absent"),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="also build a rank without values and walk a step"),
-    ] = False,
-    price_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(help="price in any currency; adds prices to the GPU-hours", min=0),
-    ] = None,
-) -> CommandResult:
-    """Plans a recipe on a cluster: layout, memory, step time, replicas. Trains nothing."""
-    loaded = load_recipe(recipe, overrides=settings or ())
-    make = load_entry(f"{PLANNING}:plan_recipe")
-    planned = make(loaded, gpus, chip, degrees or (), is_dry_run=dry_run, price=price_per_gpu_hour)
-
-    def show() -> None:
-        load_entry(f"{PLANNING}:show")(planned, open_console())
-
-    if planned.complaint:
-        say(planned.complaint)
-    return CommandResult(planned, show, 2 if planned.complaint else 0)
+app.command()(plan)
 
 
 @app.command("import")
@@ -268,7 +248,7 @@ def import_command(
         str,
         typer.Argument(
             help="model directory, GGUF file, archive, ORG/NAME[@REVISION] of the Hugging Face hub, or "
-            "a pinned model: smollm2"
+            "a pinned model: smollm2, qwen_coder"
         ),
     ],
     name: Annotated[str | None, typer.Option("--as", help="name of the artifact")] = None,

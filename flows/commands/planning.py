@@ -1,14 +1,13 @@
-"""`ostinato plan`: layout, memory, time and replicas of a recipe on a number of GPUs."""
+"""`ostinato plan`: layouts, placements, memory and time of a recipe on a number of GPUs."""
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
-from rich.console import Console
 
 from ostinato.flows.recipe import Recipe
-from ostinato.flows.reporting.tables import print_table
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
@@ -20,19 +19,24 @@ from ostinato.tasks.planning.dry_run_records import (
     DryRunRequest,
     DryRunResult,
     DryRunStage,
-    Exchange,
 )
 from ostinato.tasks.planning.inputs import Inputs, RolloutWork, TrainingWork, load_inputs
+from ostinato.tasks.planning.placements import (
+    ReinforcementWork,
+    RlPlacement,
+    place_colocated,
+    place_separately,
+    plan_trainers,
+)
 from ostinato.tasks.planning.plan import (
     PublishBytes,
     TrainingPlan,
-    describe,
+    estimate_layouts,
+    estimate_training,
     plan_training,
     publish_bytes,
     search_layout,
-    search_replica,
 )
-from ostinato.tasks.planning.rollouts import RolloutPlan
 from ostinato.tasks.planning.simulation import SimulatedLoad, SimulatedRun, Simulation
 from ostinato.tasks.pretraining.config import PretrainingLayout
 from ostinato.tasks.reinforcement.learning.config import LearningLayout
@@ -42,17 +46,12 @@ SECTIONS = {
     "pretraining": ("pretraining", PretrainingLayout.model_fields.keys()),
     "reinforcement": ("learning", LearningLayout.model_fields.keys()),
 }
-SHOWN_RANKS = 64
 AXES = ("tensor", "pipeline", "interleave", "context", "expert", "expert_tensor")
-GIGA = 1e9
-GIB = 2**30
+SEPARATE, COLOCATED = "separate", "colocated"
+PLACEMENTS = {SEPARATE: place_separately, COLOCATED: place_colocated}
 SECONDS_PER_HOUR = 3600
 WIDER = 16  # staleness bound of the second simulated row, times the recipe's
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
-NOTE = (
-    "An estimate of what the hardware allows with products in bf16, or all in FP8 where precision is mx128. Compared "
-    "with published figures it is mostly too fast, by half (docs/cluster-plan.md)."
-)
 
 
 def pretraining_work(recipe: Recipe) -> TrainingWork:
@@ -72,12 +71,14 @@ def pretraining_work(recipe: Recipe) -> TrainingWork:
 def learning_work(recipe: Recipe) -> TrainingWork:
     """An RL step in which all attempts are as long as the harness allows."""
     longest = recipe.harness.context_tokens
+    has_reference = recipe.learning.objective.kl_coefficient > 0
     return TrainingWork(
         row_tokens=longest,
         attended_tokens=longest,
         microbatch_tokens=max(longest, recipe.learning.packing.microbatch_tokens),
         step_tokens=_attempts(recipe) * longest,
-        forward_passes=1 if recipe.learning.objective.kl_coefficient else 0,
+        forward_passes=1 if has_reference else 0,
+        weight_copies=2 if has_reference else 1,
     )
 
 
@@ -126,26 +127,33 @@ class StageHours(Record):
 
 
 class RecipePlan(Record):
-    """A recipe on a cluster: layouts, memory, time, replicas."""
+    """A recipe on a cluster: layouts, placements of RL, memory, time."""
 
     recipe: str
     parameters: int
-    gpus: int
+    gpus: int = Field(description="all GPUs; pretraining uses each, RL at most so many")
     chip_memory_gib: float
     pretraining: TrainingPlan
-    reinforcement: TrainingPlan
+    placements: dict[str, RlPlacement] = Field(
+        description="RL by placement, if it fits; this version does not run colocated"
+    )
+    refusals: dict[str, str] = Field(description="reasons why the other placements do not fit")
     options: dict[str, str | None] = Field(
         description="options that set a stage's layout; None: the stage does not support this layout yet"
     )
-    rollouts: RolloutPlan
     publish: PublishBytes
     simulated: dict[int, SimulatedRun] = Field(
-        description="simulated runs of the planned replicas, by the bound on staleness"
+        description="simulated runs of the separate placement, by the bound on staleness; empty if it does not fit"
     )
     hours: dict[str, StageHours] = Field(
-        description="GPU-hours by stage, without trainer idle time, MTP and evaluations"
+        description="GPU-hours of pretraining and of each placement of RL, without MTP and evaluations"
     )
     dry_run: DryRunResult | None = None
+
+    @property
+    def reinforcement(self) -> str:
+        """The placement whose details are shown: separate if it fits."""
+        return SEPARATE if SEPARATE in self.placements else COLOCATED
 
     @property
     def complaint(self) -> str:
@@ -193,54 +201,76 @@ def make_plan(
     """The plan of a recipe on `gpus` GPUs of a chip. `price`: per GPU-hour."""
     spec = recipe.model
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
-    learning = _plan(spec, gpus, learning_work(recipe), inputs, degrees)
-    work, seconds = rollout_work(recipe, inputs), learning.step.seconds
-    rollouts = search_replica(spec, work, seconds, inputs)
-    publish = publish_bytes(spec, inputs)
-    load = SimulatedLoad.of_plan(
-        rollouts,
-        work,
-        recipe.rollout,
-        step_seconds=seconds,
-        publish_seconds=publish.delta_seconds(inputs),
-    )
-    bound = load.rollout.staleness.max_staleness_versions
-    bounds = (bound, WIDER * max(1, bound))
-    plans = {"pretraining": pretraining, "reinforcement": learning}
-    options = {name: settings_of(name, plan) for name, plan in plans.items()}
+    placements, refusals = _place(recipe, gpus, inputs, degrees)
     # number of steps of the planned size for the tokens of all phases
     steps = _planned_tokens(recipe) / pretraining.work.step_tokens
-    rl_gpus = gpus + rollouts.replicas * rollouts.replica.gpus
-    hours = {
-        "pretraining": StageHours.of(steps, pretraining.step.seconds, gpus, price),
-        "reinforcement": StageHours.of(recipe.reinforcement.max_steps, seconds, rl_gpus, price),
-    }
+    hours = {"pretraining": StageHours.of(steps, pretraining.step.seconds, gpus, price)}
+    for name, placement in placements.items():
+        hours[f"RL, {name}"] = StageHours.of(
+            recipe.reinforcement.max_steps, placement.step_seconds, placement.gpus, price
+        )
+    options = {"pretraining": settings_of("pretraining", pretraining)}
+    if separate := placements.get(SEPARATE):
+        options["reinforcement"] = settings_of("reinforcement", separate.training)
     return RecipePlan(
         recipe=recipe.name,
         parameters=num_parameters(spec),
         gpus=gpus,
         chip_memory_gib=inputs.chip.memory_gib,
         pretraining=pretraining,
-        reinforcement=learning,
+        placements=placements,
+        refusals=refusals,
         options=options,
-        rollouts=rollouts,
-        publish=publish,
-        simulated={limit: Simulation(load.with_bound(limit)).run() for limit in bounds},
+        publish=publish_bytes(spec, inputs),
+        simulated=_simulate(recipe, separate, inputs) if separate else {},
         hours=hours,
     )
 
 
-def show(plan: RecipePlan, console: Console) -> None:
-    """Prints a plan."""
-    console.print(f"{plan.recipe}: {plan.parameters / 1e9:.2f} G parameters", highlight=False)
-    _show_training("pretraining", plan.pretraining, plan, console)
-    _show_training("reinforcement", plan.reinforcement, plan, console)
-    _show_rollouts(plan.rollouts, plan.publish, console)
-    _show_simulation(plan, console)
-    _show_hours(plan.hours, console)
-    console.print(NOTE, highlight=False, soft_wrap=True)
-    if plan.dry_run is not None:
-        _show_dry_run(plan.dry_run, plan.pretraining, console)
+def _place(
+    recipe: Recipe, gpus: int, inputs: Inputs, degrees: dict[str, int]
+) -> tuple[dict[str, RlPlacement], dict[str, str]]:
+    """RL by placement, and the reasons why the others do not fit. ConfigError if none does."""
+    spec, training = recipe.model, learning_work(recipe)
+    work = ReinforcementWork(
+        training=training,
+        rollouts=rollout_work(recipe, inputs),
+        steps_ahead=recipe.rollout.staleness.max_staleness_versions,
+        evaluation_replicas=0 if recipe.reinforcement.evaluation.every_steps is None else 1,
+    )
+
+    def estimate(size: int) -> list[TrainingPlan]:
+        if not degrees:
+            return estimate_layouts(spec, size, training, inputs)
+        return [estimate_training(spec, _layout(size, degrees), training, inputs)]
+
+    unit = math.prod(degrees.get(axis, 1) for axis in ("tensor", "context", "pipeline"))
+    trainers = plan_trainers(gpus, unit, estimate)
+    placements: dict[str, RlPlacement] = {}
+    refusals: dict[str, str] = {}
+    for name, place in PLACEMENTS.items():
+        try:
+            placements[name] = place(spec, gpus, work, trainers, inputs)
+        except ConfigError as error:
+            refusals[name] = str(error)
+    if not placements:
+        reasons = ". ".join(f"{name.capitalize()}: {reason}" for name, reason in refusals.items())
+        raise ConfigError(f"no placement of RL fits on {gpus} GPUs. {reasons}")
+    return placements, refusals
+
+
+def _simulate(recipe: Recipe, placement: RlPlacement, inputs: Inputs) -> dict[int, SimulatedRun]:
+    """Simulated runs under the recipe's bound on staleness and a wider one."""
+    load = SimulatedLoad.of_plan(
+        placement.rollouts,
+        rollout_work(recipe, inputs),
+        recipe.rollout,
+        step_seconds=placement.training.step.seconds,
+        publish_seconds=placement.swap_seconds,
+    )
+    bound = load.rollout.staleness.max_staleness_versions
+    bounds = (bound, WIDER * max(1, bound))
+    return {limit: Simulation(load.with_bound(limit)).run() for limit in bounds}
 
 
 def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:
@@ -266,53 +296,19 @@ def find_mismatch(stages: Sequence[DryRunStage]) -> str:
     return ""
 
 
-def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> None:
-    title = f"\ndry run of pretraining, {describe(plan.layout)}: {found.wall_seconds:.0f} s"
-    console.print(title, highlight=False, soft_wrap=True)
-    stages = [
-        {
-            "stage": stage.stage,
-            "parameters built": f"{stage.built:,}",
-            "planned": f"{stage.planned:,}",
-            "apart": f"{stage.difference_ratio:+.2%}",
-            "GiB of weights": f"{stage.weight_bytes / GIB:.2f}",
-            "gradients": f"{stage.gradient_bytes / GIB:.2f}",
-            "optimiser": f"{stage.optimizer_bytes / GIB:.2f}",
-        }
-        for stage in found.stages
-    ]
-    title = "one rank per stage, in fp32 in this version; AdamW's state is sharded over data parallelism"
-    print_table(console, stages, title)
-    shown: tuple[Exchange, ...] = ()
-    for stage in found.stages:
-        if stage.exchanges == shown:
-            console.print(f"stage {stage.stage}: same as the previous stage", highlight=False)
-            continue
-        shown = stage.exchanges
-        rows = [
-            {
-                "phase": exchange.phase,
-                "collective": exchange.operation,
-                "ranks": exchange.group_ranks,
-                "calls": exchange.calls,
-                "GB sent": f"{exchange.sent_bytes / GIGA:.3f}",
-            }
-            for exchange in shown
-        ]
-        step = f"a rank's step in stage {stage.stage}, {found.microbatches} microbatches"
-        print_table(console, rows, step)
-
-
 def _plan(
     spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs, degrees: dict[str, int]
 ) -> TrainingPlan:
     if not degrees:
         return search_layout(spec, gpus, work, inputs)
+    return plan_training(spec, _layout(gpus, degrees), work, inputs)
+
+
+def _layout(gpus: int, degrees: Mapping[str, int]) -> ParallelLayout:
     try:
-        layout = ParallelLayout.over(gpus, **degrees)
+        return ParallelLayout.over(gpus, **degrees)
     except ValueError as error:
         raise ConfigError(f"layout of {gpus} GPUs: {error}") from None
-    return plan_training(spec, layout, work, inputs)
 
 
 def settings_of(stage: str, plan: TrainingPlan) -> str | None:
@@ -325,93 +321,3 @@ def settings_of(stage: str, plan: TrainingPlan) -> str | None:
     settings |= {f"layout.{axis}": str(degree) for axis, degree in degrees.items()}
     settings |= {"recompute": "true"} if plan.work.recompute else {}
     return " ".join(f"--set {section}.{name}={value}" for name, value in settings.items())
-
-
-def _show_training(name: str, plan: TrainingPlan, whole: RecipePlan, console: Console) -> None:
-    again = ", layers recomputed" if plan.work.recompute else ""
-    console.print(f"\n{name}: {describe(plan.layout)}{again}", highlight=False, soft_wrap=True)
-    if (options := whole.options[name]) is not None:
-        console.print(options, highlight=False, soft_wrap=True)
-    _show_ranks(plan.layout, console)
-    _show_memory(plan, whole.chip_memory_gib, console)
-    step, sent = plan.step, plan.step.sent
-    console.print(
-        f"step {step.seconds:.2f} s: compute {step.compute_seconds:.2f}, memory {step.memory_seconds:.2f}, "
-        f"launches at least {step.launch_seconds:.2f}, transfers {step.transfer_seconds:.2f}, "
-        f"bubble {step.bubble_seconds:.2f}, optimiser {step.optimizer_seconds:.2f}, "
-        f"log-prob passes {step.forward_seconds:.2f}; MFU {step.mfu:.1%} of bf16",
-        highlight=False,
-        soft_wrap=True,
-    )
-    parts = ", ".join(f"{axis} {size / GIGA:.2f}" for axis, size in sent.model_dump().items())
-    console.print(f"GB sent by a rank per step: {parts}", highlight=False, soft_wrap=True)
-
-
-def _show_ranks(layout: ParallelLayout, console: Console) -> None:
-    axes, places = ("rank", "TP", "CP", "DP", "PP", "ETP", "EP", "EDP"), layout.places()
-    hidden = len(places) > SHOWN_RANKS
-    caption = f"first {SHOWN_RANKS} of {len(places)} ranks" if hidden else None
-    ranks = [dict(zip(axes, place, strict=True)) for place in places[:SHOWN_RANKS]]
-    print_table(console, ranks, caption=caption)
-
-
-def _show_memory(plan: TrainingPlan, chip_memory_gib: float, console: Console) -> None:
-    kinds = ("weights", "grads", "optim", "activ", "logits", "reserve")
-    rows: list[dict[str, object]] = []
-    for row in plan.memory:
-        sizes = row.model_dump(exclude={"stage"}).values()
-        gib = dict(zip(kinds, (f"{size:.1f}" for size in sizes), strict=True))
-        rows.append({"stage": row.stage, **gib, "total": f"{row.total_gib:.1f}"})
-    print_table(console, rows, f"GiB per rank, of {chip_memory_gib:.1f}")
-
-
-def _show_rollouts(plan: RolloutPlan, publish: PublishBytes, console: Console) -> None:
-    replica = plan.replica
-    console.print(
-        f"\nrollouts beside the trainer: {plan.replicas} replicas of {replica.gpus} GPUs, each with "
-        f"{replica.concurrent_attempts} attempts at once, {replica.step_seconds * 1000:.1f} ms per token; "
-        f"{plan.sandboxes} sandboxes; all attempts of a step take {plan.attempts_seconds:.0f} s; options "
-        f"--set decoding.gpus_per_replica={replica.gpus} --set reinforcement.engine_replicas={plan.replicas}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
-        f"a publish moves {publish.anchor / GIGA:.1f} GB whole, {publish.delta / GIGA:.2f} GB as a delta",
-        highlight=False,
-    )
-
-
-def _show_simulation(plan: RecipePlan, console: Console) -> None:
-    """Prints the simulated run of the planned replicas, with the recipe's bound on staleness and a wider one."""
-    rows = [
-        {
-            "max_staleness_versions": bound,
-            "trainer idle": f"{found.trainer_idle_ratio:.0%}",
-            "mean staleness": f"{found.staleness_mean:.1f}",
-            "slots busy": f"{found.slots_busy_ratio:.0%}",
-        }
-        for bound, found in plan.simulated.items()
-    ]
-    title = f"simulated: {plan.rollouts.replicas} replicas, lengths of attempts log-normal"
-    print_table(console, rows, title)
-
-
-def _show_hours(stages: Mapping[str, StageHours], console: Console) -> None:
-    """Prints the GPU-hours of each stage and of the chain, with prices if a price per GPU-hour is given."""
-    rows = [
-        {
-            "stage": name,
-            "steps": f"{hours.steps:,.0f}",
-            "seconds per step": f"{hours.step_seconds:.2f}",
-            "GPUs": f"{hours.gpus:,}",
-            "GPU-hours": f"{hours.gpu_hours:,.1f}",
-            **({} if hours.price is None else {"price": f"{hours.price:,.2f}"}),
-        }
-        for name, hours in stages.items()
-    ]
-    chain = {"stage": "chain", "steps": "", "seconds per step": "", "GPUs": ""}
-    chain["GPU-hours"] = f"{sum(hours.gpu_hours for hours in stages.values()):,.1f}"
-    prices = [hours.price for hours in stages.values() if hours.price is not None]
-    chain |= {"price": f"{sum(prices):,.2f}"} if prices else {}
-    title = "RL includes its replicas; trainer idle time (above), MTP and evaluations are left out"
-    print_table(console, [*rows, chain], title)

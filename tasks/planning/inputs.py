@@ -21,6 +21,8 @@ class TrainingWork(Record):
     recompute: bool = Field(default=False, description="each layer runs forward again in backward")
     forward_passes: int = Field(default=0, ge=0)
     """passes for log-probs before the step: policy, reference"""
+    weight_copies: int = Field(default=1, ge=1)
+    """models whose weights a rank holds: the trained one and, with a KL penalty, its reference"""
 
     def microbatches(self, layout: ParallelLayout) -> float:
         """Microbatches of one data-parallel rank per step."""
@@ -110,10 +112,15 @@ class Inputs(Record):
     costs: Costs
 
 
+def chip_names() -> list[str]:
+    """Names of the chips that plans are made for."""
+    return sorted(tomllib.loads(FILE.read_text())["chips"])
+
+
 def load_inputs(chip: str) -> Inputs:
     """Inputs for a chip by name. ConfigError names the known chips."""
     values = tomllib.loads(FILE.read_text())
     chips = values.pop("chips")
     if chip not in chips:
-        raise ConfigError(f"chip {chip!r} is not known, wanted one of {sorted(chips)}")
+        raise ConfigError(f"chip {chip!r} is not known, wanted one of {chip_names()}")
     return Inputs.model_validate({"chip": chips[chip], **values})

@@ -9,11 +9,10 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
-from ostinato.models.weight_shapes import num_parameters
-from ostinato.tasks.planning.inputs import Inputs, RolloutWork, TrainingWork
-from ostinato.tasks.planning.rollouts import RolloutPlan, estimate_replica, plan_rollouts
+from ostinato.tasks.planning.inputs import Inputs, TrainingWork
 from ostinato.tasks.planning.shapes import (
     RankMemory,
+    model_parameters,
     stage_activation_bytes,
     stage_memory,
     stage_parameters,
@@ -201,6 +200,15 @@ class TrainingPlan(Record):
         """Memory of the stage with the fullest ranks."""
         return max(self.memory, key=lambda one: one.total_gib)
 
+    @property
+    def lasting_gib(self) -> float:
+        """The largest memory of a rank that stays in use between steps."""
+        return max(one.lasting_gib for one in self.memory)
+
+    def fits(self, inputs: Inputs) -> bool:
+        """Whether the fullest rank has the memory that it needs."""
+        return self.fullest.total_gib <= inputs.chip.memory_gib
+
 
 class PublishBytes(Record):
     """Bytes of published weights."""
@@ -218,47 +226,38 @@ def plan_training(
     spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, inputs: Inputs
 ) -> TrainingPlan:
     """A step under a given layout. Raises ConfigError if it does not fit."""
+    plan = estimate_training(spec, layout, work, inputs)
+    if plan.fits(inputs):
+        return plan
+    held, kinds = plan.fullest, plan.fullest.model_dump(exclude={"stage"})
+    largest = max(kinds, key=lambda kind: kinds[kind])
+    raise ConfigError(
+        f"a rank of pipeline stage {held.stage} needs {held.total_gib:.1f} GiB, wanted at most "
+        f"{inputs.chip.memory_gib:.1f}: {largest} = {kinds[largest]:.1f}"
+    )
+
+
+def estimate_training(
+    spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, inputs: Inputs
+) -> TrainingPlan:
+    """A step under a given layout, also if it needs too much memory. Raises ConfigError if the layout
+    cannot divide the model or the work.
+    """
     try:
         layout.check(spec)
     except ValueError as error:
         raise ConfigError(f"layout does not fit the model: {error}") from None
     if refusal := _refusal(layout, work, inputs):
         raise ConfigError(refusal)
-    plan = _estimate(spec, layout, work, inputs)
-    held, has = plan.fullest, inputs.chip.memory_gib
-    if held.total_gib > has:
-        kinds = held.model_dump(exclude={"stage"})
-        largest = max(kinds, key=lambda kind: kinds[kind])
-        raise ConfigError(
-            f"a rank of pipeline stage {held.stage} needs {held.total_gib:.1f} GiB, wanted at most "
-            f"{has:.1f}: {largest} = {kinds[largest]:.1f}"
-        )
-    return plan
+    return _estimate(spec, layout, work, inputs)
 
 
 def search_layout(spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs) -> TrainingPlan:
     """The fastest layout of `gpus` GPUs that fits. If none does, ConfigError describes the smallest."""
-    found: TrainingPlan | None = None
-    least: TrainingPlan | None = None
-    for layout in _layouts(spec, gpus, inputs):
-        for recompute in (False, True):
-            one = work.model_copy(update={"recompute": recompute})
-            if _refusal(layout, one, inputs):
-                continue
-            plan = _estimate(spec, layout, one, inputs)
-            if least is None or plan.fullest.total_gib < least.fullest.total_gib:
-                least = plan
-            if plan.fullest.total_gib > inputs.chip.memory_gib:
-                continue
-            if found is None or plan.step.seconds < found.step.seconds:
-                found = plan
-    if found is not None:
-        return found
-    if least is None:
-        raise ConfigError(
-            f"no layout of {gpus} GPUs divides the model and a step of {work.step_tokens:.0f} tokens "
-            f"in microbatches of {work.microbatch_tokens}; wanted a number of GPUs with small factors"
-        )
+    plans = estimate_layouts(spec, gpus, work, inputs)
+    if fitting := [plan for plan in plans if plan.fits(inputs)]:
+        return min(fitting, key=lambda plan: plan.step.seconds)
+    least = min(plans, key=lambda plan: plan.fullest.total_gib)
     raise ConfigError(
         f"no layout of {gpus} GPUs fits: the smallest, {describe(least.layout)}, needs "
         f"{least.fullest.total_gib:.1f} GiB per rank, wanted at most {inputs.chip.memory_gib:.1f}; "
@@ -266,29 +265,30 @@ def search_layout(spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs
     )
 
 
-def search_replica(
-    spec: ModelSpec, work: RolloutWork, step_seconds: float, inputs: Inputs
-) -> RolloutPlan:
-    """Rollouts on replicas of the size with the fewest GPUs in total."""
-    plans: list[RolloutPlan] = []
-    refusal = ConfigError("no size of a replica was tried")
-    for gpus in DEGREES:
-        if spec.num_query_groups % min(gpus, inputs.chip.gpus_per_node):
-            continue
-        try:
-            estimate_replica(spec, gpus, work, inputs)
-        except ConfigError as error:
-            refusal = error
-            continue
-        plans.append(plan_rollouts(spec, gpus, work, step_seconds, inputs))
-    if not plans:
-        raise refusal
-    return min(plans, key=lambda plan: plan.replicas * plan.replica.gpus)
+def estimate_layouts(
+    spec: ModelSpec, gpus: int, work: TrainingWork, inputs: Inputs
+) -> list[TrainingPlan]:
+    """A step under every layout of `gpus` GPUs, also under those that need too much memory. Raises
+    ConfigError if no layout divides the model and the work.
+    """
+    choices = [work.model_copy(update={"recompute": recompute}) for recompute in (False, True)]
+    plans = [
+        _estimate(spec, layout, one, inputs)
+        for layout in _layouts(spec, gpus, inputs)
+        for one in choices
+        if not _refusal(layout, one, inputs)
+    ]
+    if plans:
+        return plans
+    raise ConfigError(
+        f"no layout of {gpus} GPUs divides the model and a step of {work.step_tokens:.0f} tokens "
+        f"in microbatches of {work.microbatch_tokens}; wanted a number of GPUs with small factors"
+    )
 
 
 def publish_bytes(spec: ModelSpec, inputs: Inputs) -> PublishBytes:
     """Bytes that one publish moves to each cluster of engines."""
-    parameters, costs = num_parameters(spec), inputs.costs
+    parameters, costs = model_parameters(spec), inputs.costs
     return PublishBytes(
         anchor=costs.weight_bytes * parameters,
         delta=costs.changed_share * parameters * costs.delta_bytes,

@@ -7,9 +7,8 @@ from pydantic import Field
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.spec import ModelSpec
-from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import Inputs, RolloutWork
-from ostinato.tasks.planning.shapes import GIB, token_operations
+from ostinato.tasks.planning.shapes import GIB, model_parameters, token_operations
 
 TERA = 1e12
 
@@ -24,12 +23,12 @@ class Replica(Record):
 
 
 class RolloutPlan(Record):
-    """Replicas that keep a trainer busy."""
+    """Replicas of a placement."""
 
     replica: Replica
     replicas: int
     sandboxes: int = Field(description="attempts in flight, each with its own box")
-    attempts_seconds: float = Field(description="seconds until all attempts of one step are done")
+    step_seconds: float = Field(description="seconds of rollouts for one step")
 
 
 def key_value_bytes(spec: ModelSpec) -> int:
@@ -38,18 +37,28 @@ def key_value_bytes(spec: ModelSpec) -> int:
 
 
 def estimate_replica(
-    spec: ModelSpec, gpus: int, work: RolloutWork, inputs: Inputs, most_attempts: int | None = None
+    spec: ModelSpec,
+    gpus: int,
+    work: RolloutWork,
+    inputs: Inputs,
+    *,
+    most_attempts: int | None = None,
+    held_gib: float = 0.0,
 ) -> Replica:
-    """Rate of a replica on `gpus` chips. Raises ConfigError if the weights and one attempt do not fit."""
+    """Rate of a replica on `gpus` chips, on each of which a trainer holds `held_gib`. Raises ConfigError if
+    the weights and one attempt do not fit.
+    """
     chip, costs = inputs.chip, inputs.costs
-    weights = 2 * num_parameters(spec)
-    free = gpus * chip.memory_gib * GIB * costs.engine_memory_share - weights
+    weights = 2 * model_parameters(spec)
+    usable_gib = chip.memory_gib * costs.engine_memory_share - held_gib
+    free = gpus * usable_gib * GIB - weights
     cache = work.context_tokens * key_value_bytes(spec)
     fitting = math.floor(free / cache)
     if fitting < 1:
+        trainer = f" and {held_gib:.1f} GiB of the trainer on each" if held_gib else ""
         raise ConfigError(
-            f"an engine replica of {gpus} GPUs has {free / GIB:.1f} GiB beside "
-            f"{weights / GIB:.1f} GiB of weights, wanted {cache / GIB:.2f} GiB for one attempt of "
+            f"an engine replica of {gpus} GPUs has {free / GIB:.1f} GiB beside {weights / GIB:.1f} GiB "
+            f"of weights{trainer}, wanted {cache / GIB:.2f} GiB for one attempt of "
             f"{work.context_tokens:.0f} tokens; give it more GPUs"
         )
     slots = min(fitting, costs.engine_slots, most_attempts or fitting)
@@ -73,7 +82,7 @@ def decode_step_seconds(
     chosen_share = 0.0
     if spec.num_experts:
         chosen_share = 1 - (1 - spec.experts_per_token / spec.num_experts) ** slots
-    read = 2 * (num_parameters(spec) - expert + expert * chosen_share)
+    read = 2 * (model_parameters(spec) - expert + expert * chosen_share)
     # on average an attempt is half generated
     held = work.prompt_tokens + work.generated_tokens / 2
     read += slots * held * key_value_bytes(spec)
@@ -85,30 +94,46 @@ def decode_step_seconds(
 
 
 def generation_seconds(
-    spec: ModelSpec, gpus: int, replica_gpus: int, work: RolloutWork, inputs: Inputs
+    spec: ModelSpec,
+    gpus: int,
+    replica_gpus: int,
+    work: RolloutWork,
+    inputs: Inputs,
+    *,
+    held_gib: float = 0.0,
 ) -> float:
     """Seconds until all attempts of one step are done on `gpus` chips: total work or the longest attempt."""
-    replicas = gpus // replica_gpus
-    share = math.ceil(work.attempts / replicas)
-    replica = estimate_replica(spec, replica_gpus, work, inputs, share)
+    share = math.ceil(work.attempts / (gpus // replica_gpus))
+    replica = estimate_replica(
+        spec, replica_gpus, work, inputs, most_attempts=share, held_gib=held_gib
+    )
     alone = decode_step_seconds(spec, replica_gpus, 1, work, inputs)
     longest = work.longest_generated_tokens * alone
     return max(share / replica.attempts_per_second, longest) + work.tool_seconds
 
 
 def plan_rollouts(
-    spec: ModelSpec, gpus: int, work: RolloutWork, step_seconds: float, inputs: Inputs
+    spec: ModelSpec,
+    gpus: int,
+    replica_gpus: int,
+    work: RolloutWork,
+    inputs: Inputs,
+    *,
+    steps_at_once: int = 1,
+    held_gib: float = 0.0,
 ) -> RolloutPlan:
-    """Replicas that supply a step of `step_seconds` with attempts, and boxes for attempts in flight
-    (by Little's law). An attempt that waits for its tools holds a box, but no slot of the engine.
+    """Replicas on `gpus` chips that generate the attempts of so many steps at once. Raises ConfigError if the
+    weights and one attempt do not fit. An attempt that waits for its tools holds a box, but no slot.
     """
-    replica = estimate_replica(spec, gpus, work, inputs)
-    wanted = work.attempts / step_seconds
-    replicas = math.ceil(wanted / replica.attempts_per_second)
-    generating = work.generated_tokens * replica.step_seconds
+    replicas, attempts = gpus // replica_gpus, steps_at_once * work.attempts
+    many = work.model_copy(update={"attempts": attempts})
+    seconds = generation_seconds(spec, gpus, replica_gpus, many, inputs, held_gib=held_gib)
+    share = math.ceil(attempts / replicas)
     return RolloutPlan(
-        replica=replica,
+        replica=estimate_replica(
+            spec, replica_gpus, work, inputs, most_attempts=share, held_gib=held_gib
+        ),
         replicas=replicas,
-        sandboxes=math.ceil(wanted * (generating + work.tool_seconds)),
-        attempts_seconds=generation_seconds(spec, replicas * gpus, gpus, work, inputs),
+        sandboxes=attempts,
+        step_seconds=seconds / steps_at_once,
     )

@@ -51,11 +51,18 @@ def stage_of_tensor(spec: ModelSpec, layout: ParallelLayout, name: str) -> int:
 
 def stage_parameters(spec: ModelSpec, layout: ParallelLayout) -> tuple[StageParameters, ...]:
     """Parameters per rank, by stage. A tied embedding is held by the first and the last stage."""
-    key: Any = (spec, layout)  # frozen records have a hash, which pydantic does not declare
+    # frozen records have a hash, which pydantic does not declare; copies hold the same
+    key: Any = (spec, layout.model_copy(update={"data": 1, "context": 1}))
     return _count_parameters(key)
 
 
-@functools.lru_cache  # memory, gradients and optimiser of one layout each need it
+def model_parameters(spec: ModelSpec) -> int:
+    """Parameters of the whole model, which are counted once."""
+    (whole,) = stage_parameters(spec, ParallelLayout())
+    return whole.all
+
+
+@functools.lru_cache(maxsize=1024)  # memory, gradients and optimiser of many layouts need it
 def _count_parameters(key: tuple[ModelSpec, ParallelLayout]) -> tuple[StageParameters, ...]:
     spec, layout = key
     last = layout.pipeline - 1
@@ -145,6 +152,11 @@ class RankMemory(Record):
         kinds = self.model_dump(exclude={"stage"})
         return sum(kinds.values())
 
+    @property
+    def lasting_gib(self) -> float:
+        """Memory that stays in use between steps."""
+        return self.total_gib - self.activations_gib - self.logits_gib
+
 
 def stage_memory(
     spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, costs: Costs
@@ -160,7 +172,7 @@ def stage_memory(
         rows.append(
             RankMemory(
                 stage=stage,
-                weights_gib=costs.weight_bytes * held.all / GIB,
+                weights_gib=work.weight_copies * costs.weight_bytes * held.all / GIB,
                 gradients_gib=costs.gradient_bytes * held.all / GIB,
                 optimizer_gib=costs.optimizer_bytes * sharded / GIB,
                 activations_gib=_activations(spec, layout, work, stage) / GIB,

@@ -1,6 +1,7 @@
-"""`ostinato plan`: degrees are read, and a plan tells ranks, memory, time and replicas."""
+"""`ostinato plan`: degrees are read, and a plan tells ranks, memory, time and placements."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ostinato.flows.cli import app
+from ostinato.flows.commands.plan_tables import PLANNED_ONLY, show
 from ostinato.flows.commands.planning import (
     RecipePlan,
     find_mismatch,
@@ -15,10 +17,10 @@ from ostinato.flows.commands.planning import (
     make_plan,
     parse_degrees,
     pretraining_work,
-    show,
 )
 from ostinato.flows.recipe import load_recipe
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.dry_run_records import DryRunStage
 from ostinato.tasks.planning.inputs import load_inputs
 from ostinato.tasks.planning.plan import search_layout
@@ -48,15 +50,23 @@ def _shown(plan: RecipePlan) -> str:
     return text.getvalue()
 
 
-def test_a_plan_tells_both_stages_and_the_replicas(priced: RecipePlan) -> None:
+def test_a_plan_tells_both_stages_and_both_placements(priced: RecipePlan) -> None:
     shown = _shown(priced)
+    separate, colocated = (
+        priced.placements[name].step_seconds for name in ("separate", "colocated")
+    )
+    faster = f"faster: colocated, {separate / colocated:.2f} times as fast as separate"
 
     for part in (
-        "pretraining: TP 2, CP 4, PP 1",
-        "reinforcement: ",
+        "pretraining on 16 GPUs: TP 2, CP 4, PP 1",
+        "reinforcement on 8 GPUs: TP 2, CP 4, PP 1",
         "GiB per rank, of 139.8",
-        "replicas of",
+        "rollouts on other GPUs: replicas of 2 x 4 GPUs",
         "trainer idle",
+        "steps per hour",
+        "separate: a step takes",
+        "colocated: a step takes",
+        f"{faster}; colocated is {PLANNED_ONLY}",
     ):
         assert part in shown
     assert shown.count("MFU") == 2
@@ -65,13 +75,16 @@ def test_a_plan_tells_both_stages_and_the_replicas(priced: RecipePlan) -> None:
 def test_gpu_hours_are_steps_times_seconds_times_gpus_and_prices_follow_them(
     priced: RecipePlan,
 ) -> None:
-    pretraining, learning = priced.hours["pretraining"], priced.hours["reinforcement"]
+    pretraining, learning = priced.hours["pretraining"], priced.hours["RL, separate"]
 
     assert pretraining.steps == 2500 + 25  # the transcripts' 100 steps are a quarter as large
     assert pretraining.gpu_hours == pytest.approx(
         2525 * priced.pretraining.step.seconds * 16 / 3600
     )
-    gpus = 16 + priced.rollouts.replicas * priced.rollouts.replica.gpus
+    separate = priced.placements["separate"]
+    rollouts, gpus = separate.rollouts, separate.training.layout.world_size
+    gpus += rollouts.replicas * rollouts.replica.gpus
+    assert gpus <= 16
     steps = load_recipe("qwen3_30b_a3b").reinforcement.max_steps
     assert (learning.steps, learning.gpus) == (steps, gpus)
     assert learning.gpu_hours == pytest.approx(steps * learning.step_seconds * gpus / 3600)
@@ -86,7 +99,7 @@ def test_gpu_hours_are_steps_times_seconds_times_gpus_and_prices_follow_them(
         assert (f"{2 * total:,.2f}" in shown) is has_price
 
 
-@pytest.mark.parametrize(("name", "gpus"), [("qwen3_30b_a3b", 16), ("kimi_k2", 256)])
+@pytest.mark.parametrize(("name", "gpus"), [("qwen3_30b_a3b", 16), ("kimi_k2", 512)])
 @pytest.mark.nightly
 def test_the_options_of_a_plan_are_taken_by_the_recipe(name: str, gpus: int) -> None:
     options = [line for line in _plan(gpus, {}, name).splitlines() if line.startswith("--set")]
@@ -101,14 +114,149 @@ def test_the_options_of_a_plan_are_taken_by_the_recipe(name: str, gpus: int) -> 
 
 @pytest.mark.nightly
 def test_rl_takes_the_axes_that_pretraining_has_where_it_fits_no_other_way() -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=160)
-    show(make_plan(load_recipe("qwen3_30b_a3b"), 8, load_inputs("h100"), {}), console)
-    shown = text.getvalue()
+    shown = _shown(make_plan(load_recipe("qwen3_30b_a3b"), 16, load_inputs("h100"), {}))
 
-    assert "--set pretraining.world_size=8" in shown
+    assert "--set pretraining.world_size=16" in shown
     assert "--set learning.world_size=8" in shown
     assert "--set learning.layout.context=4" in shown
+
+
+def test_one_placement_that_fits_makes_a_plan_and_the_other_is_named_with_its_number() -> None:
+    shown = _plan(8, {})
+
+    assert "colocated: a step takes" in shown
+    assert f"rollouts on the same GPUs ({PLANNED_ONLY})" in shown
+    refusal = "separate does not fit: a trainer on at most 7 GPUs needs 145.9 GiB per GPU, wanted at most 139.8"
+    assert refusal in shown
+    assert "engine_replicas" not in shown  # no options for what this version does not run
+    assert "learning.world_size" not in shown
+    assert "faster" not in shown
+
+
+def test_rl_that_fits_in_no_placement_is_refused_with_both_numbers() -> None:
+    recipe = load_recipe("qwen3_30b_a3b")
+    wanted = r"no placement of RL fits on 8 GPUs\. Separate: .* needs 145\.9 GiB .*\. Colocated: .*71\.2 GiB of"
+    with pytest.raises(ConfigError, match=wanted):
+        make_plan(recipe, 8, load_inputs("h100"), {})
+
+
+LADDER = (
+    ("qwen3_0_6b", 1, "h100", {"colocated"}),
+    ("qwen3_0_6b", 2, "h100", {"separate", "colocated"}),
+    ("qwen_coder_1_5b", 1, "h100", {"colocated"}),
+    ("qwen_coder_1_5b", 2, "h100", {"separate", "colocated"}),
+    ("qwen3_8b", 8, "h100", {"separate", "colocated"}),
+    ("qwen3_30b_a3b", 8, "h200", {"colocated"}),
+    ("qwen3_30b_a3b", 8, "b300", {"separate", "colocated"}),
+    ("qwen3_30b_a3b", 12, "h200", {"separate", "colocated"}),
+    ("qwen3_30b_a3b", 16, "h100", {"separate", "colocated"}),
+)
+
+
+@pytest.mark.parametrize(("name", "gpus", "chip", "placements"), LADDER)
+@pytest.mark.sampled(3)
+def test_a_recipe_of_the_ladder_plans_on_its_gpus(
+    name: str, gpus: int, chip: str, placements: set[str]
+) -> None:
+    plan = make_plan(load_recipe(name), gpus, load_inputs(chip), {})
+
+    assert plan.placements.keys() == placements
+    assert plan.pretraining.layout.world_size == gpus
+    for placement in plan.placements.values():
+        assert placement.gpus <= gpus
+        assert placement.memory_gib <= plan.chip_memory_gib
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("qwen3_0_6b", 0.596),
+        ("qwen_coder_1_5b", 1.544),  # published as 1.54
+        ("qwen3_8b", 8.19),  # published as 8.2
+        ("qwen3_30b_a3b", 30.53),  # published as 30.5
+    ],
+)
+def test_a_recipe_of_the_ladder_has_the_published_parameters(name: str, billions: float) -> None:
+    spec = load_recipe(name).model
+
+    assert num_parameters(spec) / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flow", "name", "gpus"),
+    [
+        ("reinforcement", "qwen3_0_6b", 1),
+        ("continued-pretraining", "qwen_coder_1_5b", 1),
+        ("reinforcement", "qwen3_8b", 8),
+        ("agent-training", "qwen3_30b_a3b", 8),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_a_run_of_the_ladder_can_be_dry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: str, name: str, gpus: int
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
+    put_nvidia_smi(tmp_path, monkeypatch, "NVIDIA H200\n" * gpus)
+
+    shown = CliRunner().invoke(app, ["run", flow, "--recipe", name, "--dry-run"])
+
+    assert shown.exit_code == 0, shown.output
+    assert f"pretraining on {gpus} GPUs" in shown.output
+    assert "GiB per rank, of 139.8" in shown.output
+    assert "+0.00%" in shown.output
+    assert not (tmp_path / "home" / "prefect").exists()
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def put_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    """A program of that name, first on PATH."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{names}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_the_chip_is_asked_of_the_machine_where_no_option_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    put_nvidia_smi(tmp_path, monkeypatch, "NVIDIA H100 80GB HBM3\n")
+    arguments = ["plan", "--recipe", "nano", "--gpus", "1"]
+
+    asked, given = (CliRunner().invoke(app, [*arguments, *chip]) for chip in ([], ["--chip=b300"]))
+
+    assert "GiB per rank, of 79.6" in asked.output
+    assert "GiB per rank, of 250.0" in given.output
+
+
+@pytest.mark.parametrize("arguments", [["plan", "--gpus", "8"], ["run", "sft", "--dry-run"]])
+def test_an_unknown_chip_names_the_known_ones_and_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    put_nvidia_smi(tmp_path, monkeypatch, "NVIDIA A100-SXM4-80GB\n")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    data = ["--data", str(rows)] if "sft" in arguments else []
+
+    refused = CliRunner().invoke(app, [*arguments, *data])
+
+    assert isinstance(refused.exception, ConfigError)
+    assert "A100-SXM4-80GB'], wanted" in str(refused.exception).replace(";", ",")
+    assert "--chip with a chip of ['b300', 'h100', 'h200']" in str(refused.exception)
+    assert not (tmp_path / "prefect").exists()
+
+
+def test_a_dry_run_of_an_unknown_flow_and_gpus_of_a_real_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    unknown = CliRunner().invoke(app, ["run", "demos", "--dry-run"])
+    assert "no flow named demos; flows: " in str(unknown.exception)
+    real = CliRunner().invoke(app, ["run", "reinforcement", "--gpus", "8"])
+    assert real.exit_code == 2
+    assert "describe a --dry-run" in real.output
 
 
 @pytest.mark.parametrize(("gpus", "needed"), [(8, 2183.0), (64, 289.9)])

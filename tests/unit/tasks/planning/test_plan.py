@@ -7,7 +7,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.inputs import RolloutWork, TrainingWork, load_inputs
-from ostinato.tasks.planning.plan import estimate_step, plan_training, search_layout, search_replica
+from ostinato.tasks.planning.plan import estimate_step, plan_training, search_layout
 from ostinato.tasks.planning.rollouts import TERA, decode_step_seconds
 from ostinato.tasks.planning.shapes import stage_parameters, token_operations
 from tests.fakes.small_spec import make_spec
@@ -94,23 +94,6 @@ def test_a_step_smaller_than_its_ranks_is_refused() -> None:
         plan_training(MODEL, ParallelLayout.over(8), few, INPUTS)
 
 
-def test_replicas_make_what_the_trainer_uses_up() -> None:
-    work = RolloutWork(
-        attempts=512,
-        prompt_tokens=1000,
-        generated_tokens=1000,
-        longest_generated_tokens=2000,
-        tool_seconds=5,
-    )
-
-    slow = search_replica(MODEL, work, 60.0, INPUTS)
-    fast = search_replica(MODEL, work, 1.0, INPUTS)
-
-    assert slow.replicas * slow.replica.attempts_per_second >= 512 / 60
-    assert fast.replicas > slow.replicas
-    assert fast.sandboxes > slow.sandboxes
-
-
 @pytest.mark.parametrize("row", [1000, 100_000])
 def test_a_row_decoded_a_token_at_a_time_takes_the_operations_of_the_row(row: int) -> None:
     chip = INPUTS.chip.model_copy(update={"memory_terabytes_per_second": 1e9})
@@ -128,6 +111,15 @@ def test_a_row_decoded_a_token_at_a_time_takes_the_operations_of_the_row(row: in
     step = decode_step_seconds(MODEL, 1, 1, work, inputs)
 
     assert step * peak == pytest.approx(token_operations(MODEL, row).all)
+
+
+def test_a_reference_takes_the_memory_of_its_weights() -> None:
+    one = plan_training(MODEL, ParallelLayout.over(2), WORK, INPUTS).fullest
+    both = WORK.model_copy(update={"weight_copies": 2})
+    two = plan_training(MODEL, ParallelLayout.over(2), both, INPUTS).fullest
+
+    assert two.weights_gib == 2 * one.weights_gib
+    assert two.total_gib - one.total_gib == pytest.approx(one.weights_gib)
 
 
 def test_unknown_chips_are_refused() -> None:

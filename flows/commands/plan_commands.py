@@ -1,0 +1,88 @@
+"""`ostinato plan`, and `ostinato run --dry-run`, which plans the run instead. Neither trains."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ostinato.flows.commands.answers import CommandResult, answering
+from ostinato.flows.commands.launching import SetOption
+from ostinato.flows.operating import local_prefect
+from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.stages.console import open_console, say
+from ostinato.infra.platform.cluster.child_main import load_entry
+from ostinato.infra.platform.errors import ConfigError
+from ostinato.tasks.planning.machine import find_gpus
+
+# loaded by name, because the simulation imports half of the rollouts
+PLANNING = "ostinato.flows.commands.planning"
+TABLES = "ostinato.flows.commands.plan_tables"
+ChipOption = Annotated[
+    str | None, typer.Option(help="h100, h200 or b300; this machine's, by nvidia-smi, when absent")
+]
+
+
+@answering
+def plan(
+    gpus: Annotated[
+        int,
+        typer.Option(
+            help="GPUs in all: pretraining takes each, RL at most so many, engine replicas included",
+            min=1,
+        ),
+    ],
+    chip: ChipOption = None,
+    recipe: Annotated[
+        str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
+    ] = "qwen3_30b_a3b",
+    settings: SetOption = None,
+    degrees: Annotated[
+        list[str] | None,
+        typer.Option("--layout", help="degree of an axis: tensor=2; searched when absent"),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="also build a rank without values and walk a step"),
+    ] = False,
+    price_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option(help="price in any currency; adds prices to the GPU-hours", min=0),
+    ] = None,
+) -> CommandResult:
+    """Plans a recipe on a cluster: placement, layout, memory, step time. Trains nothing."""
+    loaded = load_recipe(recipe, overrides=settings or ())
+    chip = chip or find_gpus("--chip").chip
+    return _answer(loaded, gpus, chip, degrees or (), is_dry_run=dry_run, price=price_per_gpu_hour)
+
+
+def dry_run_flow(flow: str, recipe: Recipe, gpus: int | None, chip: str | None) -> CommandResult:
+    """The plan and the dry run of a recipe whose flow would be started. None: as many GPUs as this machine has,
+    and their chip.
+    """
+    if flow not in local_prefect.flow_names():
+        raise ConfigError(f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}")
+    if gpus is None or chip is None:
+        machine = find_gpus("--gpus NUMBER and --chip")
+        gpus, chip = gpus or machine.gpus, chip or machine.chip
+    return _answer(recipe, gpus, chip, (), is_dry_run=True)
+
+
+def _answer(
+    recipe: Recipe,
+    gpus: int,
+    chip: str,
+    degrees: Sequence[str],
+    *,
+    is_dry_run: bool,
+    price: float | None = None,
+) -> CommandResult:
+    """A plan as a command's result. The exit code is 2 if the dry run does not agree with it."""
+    make = load_entry(f"{PLANNING}:plan_recipe")
+    planned = make(recipe, gpus, chip, degrees, is_dry_run=is_dry_run, price=price)
+
+    def show() -> None:
+        load_entry(f"{TABLES}:show")(planned, open_console())
+
+    if planned.complaint:
+        say(planned.complaint)
+    return CommandResult(planned, show, 2 if planned.complaint else 0)
