@@ -173,6 +173,8 @@ async def _chat(options: ChatOptions, console: Console, interrupt: Interrupt) ->
         screen.show_opening(
             str(workplace.root), model.name, model.harness.dialect, len(workplace.files), tests
         )
+        if workplace.warning:
+            screen.say(workplace.warning)
         if left_out := workplace.left_out:
             screen.say(
                 f"{len(left_out)} names are left out, as links, special files, unreadable or over "

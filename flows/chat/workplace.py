@@ -19,9 +19,10 @@ from ostinato.infra.agent.tools.testing import make_test_runner
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import run_git
+from ostinato.infra.sandbox.discovery.checkout import Checkout, describe_checkout
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxKind
-from ostinato.infra.sandbox.repository import PreparedRepository, RepositoryLayout, guess_layout
+from ostinato.infra.sandbox.repository import PreparedRepository
 
 MAX_FILES = 20_000
 MAX_FILE_BYTES = 4 << 20
@@ -137,11 +138,12 @@ class Workplace:
 
     root: Path
     files: dict[str, bytes]
-    layout: RepositoryLayout
+    layout: Checkout
     environment: AgentEnvironment
     place: RepositoryEnvironment
     kept: dict[str, bytes | None] = field(default_factory=dict)  # already in the repository
     left_out: tuple[str, ...] = ()  # names of the repository that were not copied
+    warning: str = ""  # why its tests cannot be run
 
     async def pending(self) -> dict[str, bytes | None]:
         """Changes by the agent that are not yet in the repository."""
@@ -223,7 +225,10 @@ async def open_workplace(
     """
     root = root.resolve()
     files = copy_repository(root, copy)
-    layout = guess_layout(files)
+    layout = describe_checkout(files)
+    for path, text in layout.generated_files.items():  # in the copy alone
+        files[path] = text.encode()
+        (copy / path).write_bytes(files[path])
     search = LocalSearch(SearchService.load(search_directory), "chat", files)
     repository = PreparedRepository.from_directory(
         "chat", copy, layout.package_paths, layout.test_paths
@@ -231,15 +236,18 @@ async def open_workplace(
     place = RepositoryEnvironment.create(repository, boxes=1, kind=sandbox)
     box = await place.lease()
     try:
-        run_tests = None
+        run_tests, warning = None, ""
         if warm_tests and layout.test_paths:
-            await place.test_server.start()
+            try:
+                await place.test_server.start()
+            except ProblemError as error:
+                warning = f"no test can be run here: {error}"
             chosen = choose_tests(place.test_server.tests, tests)
             if chosen:
                 run_tests = make_test_runner(place.test_server, chosen, test_limit_seconds)
         environment = AgentEnvironment(box, run_tests=run_tests, baseline=files, code_search=search)
         left_out = tuple(name for name in list_names(root) if name not in files)
-        yield Workplace(root, files, layout, environment, place, left_out=left_out)
+        yield Workplace(root, files, layout, environment, place, left_out=left_out, warning=warning)
     finally:
         await place.close()
 

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -14,9 +13,6 @@ from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.folders import is_below, read_folder
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.inside.sources import RULES_FILE
-
-TEST_FOLDERS = frozenset({"tests", "test"})
-NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
 
 MANIFEST_NAME = "repository.json"
 # files that a test runner or the start of the interpreter reads
@@ -125,33 +121,3 @@ def fingerprint_files(files: Mapping[str, bytes | None]) -> str:
         digest.update(head.encode(errors="surrogateescape"))
         digest.update(content or b"")
     return digest.hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryLayout:
-    """Product and test paths of the repository."""
-
-    package_paths: tuple[str, ...]
-    test_paths: tuple[str, ...]
-
-
-def guess_layout(paths: Iterable[str]) -> RepositoryLayout:
-    """Tests are folders named tests or test, test_*.py and conftest.py. Other Python is code, but not setup.py or NO_PACKAGE."""
-    tests: set[str] = set()
-    packages: set[str] = set()
-    for path in paths:
-        pure = PurePosixPath(path)
-        if pure.suffix != ".py":
-            continue
-        folders = pure.parts[:-1]
-        depth = next((i for i, part in enumerate(folders) if part in TEST_FOLDERS), None)
-        if depth is not None:
-            tests.add("/".join(folders[: depth + 1]))
-        elif pure.name.startswith("test_") or pure.name == "conftest.py":
-            tests.add(path)
-        elif not folders:
-            if pure.name != "setup.py":
-                packages.add(path)
-        elif folders[0] not in NO_PACKAGE:
-            packages.add("/".join(folders[: 2 if folders[0] == "src" else 1]))
-    return RepositoryLayout(tuple(sorted(packages)), tuple(sorted(tests)))

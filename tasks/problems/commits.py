@@ -13,13 +13,13 @@ from pathlib import Path
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.git import read_tree, run_git
+from ostinato.infra.sandbox.discovery.layout import find_layout, strip_prefix
 from ostinato.infra.sandbox.inside.sources import RULES_FILE, is_test_name
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.breaking.definitions import read_definitions
 from ostinato.tasks.problems.config import GitSource, Kind
-from ostinato.tasks.problems.discovery.layout import find_layout
-from ostinato.tasks.problems.repositories import MAX_FILE_BYTES, prepare_repository, strip_prefix
+from ostinato.tasks.problems.repositories import MAX_FILE_BYTES, prepare_repository
 from ostinato.tasks.records import BlockEdit
 
 _MIN_SUBJECT = 12

@@ -59,15 +59,6 @@ def prepare_repository(
     return repository
 
 
-def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
-    """The files by their path on the import path: files below `prefix` move up, others stay."""
-    moved = {path: content for path, content in files.items() if not is_below(path, (prefix,))}
-    for path, content in files.items():
-        if is_below(path, (prefix,)):
-            moved[path.removeprefix(f"{prefix}/")] = content
-    return moved
-
-
 def describe_installation(source: ProjectSource) -> dict[str, bytes]:
     """Metadata file of a source, for code that reads its own version."""
     version = source.version if isinstance(source, RepositorySource) else "0"

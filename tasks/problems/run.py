@@ -17,6 +17,7 @@ from ostinato.infra.platform.source_archives import (
     read_wheel,
 )
 from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.discovery.layout import strip_prefix
 from ostinato.tasks.problems.building import Part, build_parts
 from ostinato.tasks.problems.commits import mine_commits
 from ostinato.tasks.problems.config import (
@@ -41,7 +42,6 @@ from ostinato.tasks.problems.publishing import count_published, publish, summari
 from ostinato.tasks.problems.repositories import (
     describe_installation,
     prepare_repository,
-    strip_prefix,
 )
 from ostinato.tasks.problems.shipped import check_repositories, find_set
 from ostinato.tasks.records import Problem

@@ -21,6 +21,8 @@ from ostinato.infra.platform.bounded_files import (
 from ostinato.infra.platform.errors import OstinatoError
 from ostinato.infra.platform.row_files import read_rows
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.sandbox.discovery.collection import read_rules
+from ostinato.infra.sandbox.discovery.metadata import read_metadata
 from ostinato.tasks.conversion.importing import import_model
 from ostinato.tasks.conversion.sources import SIDE_FILES, TOKENIZER
 from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES
@@ -28,8 +30,6 @@ from ostinato.tasks.corpus.chat_rows import Call, read_conversations
 from ostinato.tasks.corpus.config import CodeSource
 from ostinato.tasks.corpus.source_code import sources
 from ostinato.tasks.problems.certification.signing import read_signed
-from ostinato.tasks.problems.discovery.collection import read_rules
-from ostinato.tasks.problems.discovery.metadata import read_metadata
 from ostinato.tasks.problems.given.harbor_reading import read_task
 from ostinato.tasks.problems.given.swe_bench import Instance, read_instances
 from tests.fakes.published_model import write_published_model
@@ -88,8 +88,8 @@ MODULES = (
     "tasks/corpus/chat_rows.py",
     "tasks/corpus/source_code/sources.py",
     "tasks/problems/certification/signing.py",
-    "tasks/problems/discovery/collection.py",
-    "tasks/problems/discovery/metadata.py",
+    "infra/sandbox/discovery/collection.py",
+    "infra/sandbox/discovery/metadata.py",
     "tasks/problems/given/harbor_reading.py",
     "tasks/problems/given/swe_bench.py",
 )

@@ -13,9 +13,8 @@ from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.packages import pin
 from ostinato.infra.platform.source_archives import fetch_wheel, read_wheel
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.discovery.layout import ProjectLayout, declares_namespace
-from ostinato.tasks.problems.discovery.metadata import Metadata
-from ostinato.tasks.problems.repositories import strip_prefix
+from ostinato.infra.sandbox.discovery.layout import ProjectLayout, declares_namespace, strip_prefix
+from ostinato.infra.sandbox.discovery.metadata import Metadata
 
 _IN_BOX = frozenset(("pytest", "pluggy", "iniconfig", "packaging"))  # packages of the test runner
 _TRIED_REQUIREMENTS = 16  # requirements of tests; each takes some seconds of pip

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from ostinato.infra.platform.bounded_files import parse_toml, read_bounded
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import read_folder
-from ostinato.tasks.problems.discovery.layout import TEST_PATTERNS, ProjectLayout
+from ostinato.infra.sandbox.discovery.layout import TEST_PATTERNS, ProjectLayout
 from ostinato.tasks.problems.given.task import GivenTask, apply_patch
 from ostinato.tasks.problems.repositories import MAX_FILE_BYTES
 

@@ -16,13 +16,13 @@ from ostinato.infra.platform.folders import is_below, read_folder, write_folder
 from ostinato.infra.platform.git import run_git
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.source_archives import fetch_archive, read_archive, store_archive
+from ostinato.infra.sandbox.discovery.layout import ProjectLayout, strip_prefix
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.commits import describe_change, diff_blocks
 from ostinato.tasks.problems.config import GivenSource, Kind, ProjectSource
 from ostinato.tasks.problems.discovery.describing import Project, describe_files
-from ostinato.tasks.problems.discovery.layout import ProjectLayout
-from ostinato.tasks.problems.repositories import prepare_repository, strip_prefix
+from ostinato.tasks.problems.repositories import prepare_repository
 from ostinato.tasks.records import Split
 
 TASK_NAME = r"^[a-z0-9][a-z0-9._-]*$"

@@ -18,10 +18,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from ostinato.infra.platform.errors import CapacityExhausted, StorageError
+from ostinato.infra.platform.folders import read_folder
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.discovery.checkout import describe_checkout
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxKind
-from ostinato.infra.sandbox.repository import PreparedRepository, guess_layout
+from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.uploads.archive import unpack_repository
 from ostinato.infra.serving.gateway.uploads.expiry import HOUR_SECONDS, MANIFEST, expired, last_used
@@ -130,7 +132,9 @@ class UploadStore:
 
     def _fill(self, partial: Path, upload_id: str, archive: Path) -> Upload:
         found = unpack_repository(archive, partial / "files")
-        layout = guess_layout(found.files)
+        layout = describe_checkout(read_folder(partial / "files"))
+        for path, text in layout.generated_files.items():
+            (partial / "files" / path).write_text(text)
         repository = PreparedRepository.from_directory(
             upload_id, partial / "files", layout.package_paths, layout.test_paths
         )

@@ -29,8 +29,9 @@ from ostinato.flows.chat.workplace import (
 from ostinato.infra.agent.config import HarnessConfig, PromptFacts
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.sandbox.discovery.checkout import describe_checkout
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
-from ostinato.infra.sandbox.repository import PreparedRepository, guess_layout
+from ostinato.infra.sandbox.repository import PreparedRepository
 from tests.fakes.memory_sandbox import MemorySandbox
 
 FILES = {
@@ -51,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 def open_workplace(root: Path, copy: Path) -> Workplace:
     files = copy_repository(root, copy)
-    layout = guess_layout(files)
+    layout = describe_checkout(files)
     repository = PreparedRepository.from_directory("chat", copy, layout.package_paths, ())
     environment = AgentEnvironment(MemorySandbox(files))
     return Workplace(root, files, layout, environment, RepositoryEnvironment.create(repository, 1))
@@ -220,7 +221,7 @@ def test_code_and_tests_are_told_apart() -> None:
         "test_z.py",
         "docs/conf.py",
     ]
-    layout = guess_layout(paths)
+    layout = describe_checkout(dict.fromkeys(paths, b""))
     assert layout.package_paths == ("lib", "src/a")
     assert layout.test_paths == ("lib/tests", "test_z.py")
 

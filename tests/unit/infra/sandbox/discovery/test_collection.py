@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.infra.sandbox.discovery.collection import read_rules, write_rules
 from ostinato.infra.sandbox.inside.sources import is_test_name, make_options
-from ostinato.tasks.problems.discovery.collection import read_rules, write_rules
 
 IN_EVERY_FORM = {
     "pytest.toml": "[pytest]\npython_functions = ['NAME_*']\n",

@@ -22,7 +22,7 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import stays_below
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.syntax import parse_python
-from ostinato.tasks.problems.discovery.collection import Rules, read_rules
+from ostinato.infra.sandbox.discovery.collection import Rules, read_rules
 
 REQUIREMENT_FILES = (
     "*requirements*test*.txt", "*test*requirements*.txt", "requirements/*test*.txt", "*requirements*dev*.txt",

@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.tasks.problems.discovery.layout import find_layout
+from ostinato.infra.sandbox.discovery.layout import find_layout
 
 CODE, TEST = b"def add(a, b):\n    return a + b\n", b"def test_add():\n    assert True\n"
 

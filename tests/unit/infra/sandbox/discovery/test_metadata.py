@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.tasks.problems.discovery.metadata import read_metadata
+from ostinato.infra.sandbox.discovery.metadata import read_metadata
 
 
 def test_pyproject() -> None:

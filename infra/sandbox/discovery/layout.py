@@ -10,7 +10,6 @@ from pydantic import Field
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.folders import is_below
 from ostinato.infra.platform.record import Record
-from ostinato.tasks.problems.repositories import strip_prefix
 
 IMPORT_ROOTS = ("src", "lib", "source", "python")
 TEST_FOLDERS = frozenset(("tests", "test", "testing", "unittests", "unit_tests"))
@@ -82,6 +81,15 @@ def find_layout(
     )
 
 
+def strip_prefix(files: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
+    """The files by their path on the import path: files below `prefix` move up, others stay."""
+    moved = {path: content for path, content in files.items() if not is_below(path, (prefix,))}
+    for path, content in files.items():
+        if is_below(path, (prefix,)):
+            moved[path.removeprefix(f"{prefix}/")] = content
+    return moved
+
+
 def declares_namespace(init: bytes) -> bool:
     """Whether an __init__.py only says that other distributions hold parts of its package too."""
     return b"declare_namespace" in init or b"extend_path" in init
@@ -151,19 +159,20 @@ def _parts(path: str, files: Mapping[str, bytes], depth: int = 0) -> list[str]:
         return [path]
     code = (name for name in files if name.startswith(inside) and name.endswith(".py"))
     held = sorted({name.removeprefix(inside).partition("/")[0] for name in code} - TEST_FOLDERS)
-    found = [f"{path}/{name}" for name in held if not _is_test(name, TEST_PATTERNS)]
+    found = [f"{path}/{name}" for name in held if not is_test(name, TEST_PATTERNS)]
     parts = [part for name in found for part in _parts(name, files, depth + 1)]
     return parts if len(parts) <= _MAX_PARTS else [path]
 
 
 def _is_product(top: str, files: Mapping[str, bytes], *, from_root: bool) -> bool:
-    if top in NO_PRODUCT or _is_test(top, TEST_PATTERNS):
+    if top in NO_PRODUCT or is_test(top, TEST_PATTERNS):
         return False
     # the top level also holds the project's own scripts; below src everything is meant to be imported
     return from_root or top.endswith(".py") or f"{top}/__init__.py" in files
 
 
-def _is_test(path: str, patterns: Iterable[str]) -> bool:
+def is_test(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a file has a test's name."""
     name = PurePosixPath(path).name
     return any(fnmatch(name, pattern) or fnmatch(path, pattern) for pattern in patterns)
 
@@ -179,7 +188,7 @@ def _tests(
     """
     found: set[str] = set()
     for path in files:
-        if not path.endswith(".py") or not _is_test(path, patterns):
+        if not path.endswith(".py") or not is_test(path, patterns):
             continue
         folders = PurePosixPath(path).parts[:-1]
         if any(folder[0] == "." or folder in NO_PRODUCT - TEST_FOLDERS for folder in folders):
@@ -195,7 +204,7 @@ def _tests(
     odd = [
         p
         for p in files
-        if p.endswith(".py") and _is_test(p, set(patterns) - usual) and not _is_test(p, usual)
+        if p.endswith(".py") and is_test(p, set(patterns) - usual) and not is_test(p, usual)
     ]
     folders = {path for path in found if not path.endswith(".py")}
     found -= {path for path in folders if is_below(path, folders - {path})}

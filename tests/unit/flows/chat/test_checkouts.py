@@ -1,0 +1,118 @@
+"""Repositories as people lay them out: their tests run in a chat's box, and an upload finds the same."""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ostinato.flows.chat.workplace import open_workplace
+from ostinato.infra.sandbox.discovery.checkout import describe_checkout
+from ostinato.infra.serving.gateway.uploads.store import UploadStore
+
+CODE = "def double(number):\n    return 2 * number\n"
+INIT = "from shop.prices import double\n"
+TEST = "from shop import double\n\n\ndef test_double():\n    assert double(2) == 4\n"
+PACKAGE = {"shop/__init__.py": INIT, "shop/prices.py": CODE}
+
+
+def below(folder: str, files: dict[str, str]) -> dict[str, str]:
+    return {f"{folder}/{path}": text for path, text in files.items()}
+
+
+SETUP = (
+    "from setuptools import find_packages, setup\nsetup(name='shop', packages=find_packages())\n"
+)
+UV = '[project]\nname = "shop"\n[build-system]\nrequires = ["uv_build"]\nbuild-backend = "uv_build"\n'
+HATCH = '[project]\nname = "shop"\n[tool.pytest.ini_options]\naddopts = "-n 4 --cov=shop"\n'
+POETRY = '[tool.poetry]\nname = "shop"\npackages = [{ include = "shop", from = "src" }]\n'
+FLIT = '[project]\nname = "shop"\n[build-system]\nrequires = ["flit_core"]\n'
+FIND = '[tool.setuptools.packages.find]\nwhere = ["python_code"]\n'
+RULES = "[pytest]\npython_files = check_*.py\npython_functions = check_*\n"
+LAYOUTS = {
+    "uv": {"pyproject.toml": UV, **below("src", PACKAGE), "tests/test_a.py": TEST},
+    "hatch": {"pyproject.toml": HATCH, **below("src", PACKAGE), "tests/unit/test_a.py": TEST},
+    "poetry": {"pyproject.toml": POETRY, **below("src", PACKAGE), "tests/a_test.py": TEST},
+    "flit": {"pyproject.toml": FLIT, **PACKAGE, "tests/__init__.py": "", "tests/test_a.py": TEST},
+    "setuptools src": {
+        "pyproject.toml": FIND,
+        **below("python_code", PACKAGE),
+        "test/test_a.py": TEST,
+    },
+    "setuptools flat": {"setup.py": SETUP, **PACKAGE, "shop/tests/test_a.py": TEST},
+    "namespace": {
+        "pyproject.toml": UV,
+        "src/acme/shop/__init__.py": "",
+        "src/acme/shop/prices.py": CODE,
+        "tests/test_a.py": TEST.replace("from shop", "from acme.shop.prices"),
+    },
+    "monorepo": {
+        "README.md": "",
+        **below("services/shop", {"pyproject.toml": UV, **below("src", PACKAGE)}),
+        "services/shop/tests/test_a.py": TEST,
+        **below("services/flat", {"pyproject.toml": UV, "kit/__init__.py": CODE}),
+        "services/flat/tests/test_b.py": TEST.replace("from shop", "from kit"),
+    },
+    "single file": {"shop.py": CODE, "test_shop.py": TEST},
+    "own rules": {
+        "pytest.ini": RULES,
+        **below("src", PACKAGE),
+        "checks/check_a.py": TEST.replace("def test_", "def check_"),
+    },
+}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+async def test_tests_of_every_layout_run_in_a_chat(name: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "shop", LAYOUTS[name])
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    async with open_workplace(
+        root, tmp_path / "copy", warm_tests=True, test_limit_seconds=60.0
+    ) as work:
+        assert work.warning == ""
+        run_tests = work.environment.run_tests
+        assert run_tests is not None
+        report = await run_tests(work.environment.sandbox)
+        assert report.passed, report
+        assert len(report.outcomes) == (2 if name == "monorepo" else 1)
+        assert await work.pending() == {}
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_an_upload_has_the_layout_of_a_chat(name: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "shop", LAYOUTS[name])
+    archive = tmp_path / "shop.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in LAYOUTS[name]:
+            tar.add(root / path, path)
+    store = UploadStore(tmp_path / "uploads", hours=1.0, bytes_per_tenant=1 << 20)
+    upload = store.keep("acme", archive)
+    repository = store.repository("acme", upload.upload_id)
+
+    told = describe_checkout({path: text.encode() for path, text in LAYOUTS[name].items()})
+    assert (repository.package_paths, repository.test_paths) == (
+        told.package_paths,
+        told.test_paths,
+    )
+    for path, text in told.generated_files.items():
+        assert repository.files[path].decode() == text
+
+
+async def test_a_repository_whose_tests_cannot_be_collected_opens_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    files = {"shop.py": CODE, "test_shop.py": "import a_package_that_is_nowhere\n"}
+    root = write(tmp_path / "shop", files)
+    async with open_workplace(
+        root, tmp_path / "copy", warm_tests=True, test_limit_seconds=60.0
+    ) as work:
+        assert "No module named 'a_package_that_is_nowhere'" in work.warning
+        assert work.environment.run_tests is None
+        assert await work.environment.sandbox.read("shop.py") == CODE.encode()
