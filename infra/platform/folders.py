@@ -80,9 +80,8 @@ def locked(path: Path) -> FileLock:
     """The lock of a file, to be held during a block: one thread of one process at a time, whose forked children do not
     hold it. The kernel releases it however the process ends. Creates the file's folder when needed.
     """
-    return FileLock(
-        path, fallback_to_soft=False
-    )  # without flock: an error, no lock that outlives its process
+    # where flock is missing: an error, not a lock that outlives its process
+    return FileLock(path, fallback_to_soft=False)
 
 
 def stays_below(path: str) -> bool:
