@@ -226,9 +226,8 @@ async def open_workplace(
     root = root.resolve()
     files = copy_repository(root, copy)
     layout = describe_checkout(files)
-    for path, text in layout.generated_files.items():  # in the copy alone
-        files[path] = text.encode()
-        (copy / path).write_bytes(files[path])
+    for path, text in layout.generated_files.items():  # in the copy alone; `files` are the user's
+        (copy / path).write_text(text)
     search = LocalSearch(SearchService.load(search_directory), "chat", files)
     repository = PreparedRepository.from_directory(
         "chat", copy, layout.package_paths, layout.test_paths

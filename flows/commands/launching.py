@@ -65,6 +65,13 @@ class FlowFailed(OstinatoError):
         self.code = code  # exit code of the process
 
 
+def refuse_unknown_flow(flow: str) -> None:
+    """Raises ConfigError, which lists the flows, for a name that none has."""
+    known = local_prefect.flow_names()
+    if flow not in known:
+        raise ConfigError(f"no flow named {flow}; flows: {', '.join(known)}")
+
+
 def launch_flow(
     flow: str,
     recipe: str,
@@ -92,8 +99,7 @@ def run_flow_process(
     """Runs a flow in a child process, with a Prefect server. Returns the flow's result as JSON values. Raises
     FlowFailed.
     """
-    if flow not in local_prefect.flow_names():
-        raise ConfigError(f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}")
+    refuse_unknown_flow(flow)
     # a mistake in the recipe is reported here, before anything starts
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
     if flow in _TRAIN and "start" not in (parameters or {}):

@@ -6,12 +6,10 @@ from typing import Annotated
 import typer
 
 from ostinato.flows.commands.answers import CommandResult, answering
-from ostinato.flows.commands.launching import SetOption
-from ostinato.flows.operating import local_prefect
+from ostinato.flows.commands.launching import SetOption, refuse_unknown_flow
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.stages.console import open_console, say
 from ostinato.infra.platform.cluster.child_main import load_entry
-from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.planning.machine import find_gpus
 
 # loaded by name, because the simulation imports half of the rollouts
@@ -59,8 +57,7 @@ def dry_run_flow(flow: str, recipe: Recipe, gpus: int | None, chip: str | None) 
     """The plan and the dry run of a recipe whose flow would be started. None: as many GPUs as this machine has,
     and their chip.
     """
-    if flow not in local_prefect.flow_names():
-        raise ConfigError(f"no flow named {flow}; flows: {', '.join(local_prefect.flow_names())}")
+    refuse_unknown_flow(flow)
     if gpus is None or chip is None:
         machine = find_gpus("--gpus NUMBER and --chip")
         gpus, chip = gpus or machine.gpus, chip or machine.chip

@@ -2,6 +2,7 @@
 no code of it runs. Problems are made of the same metadata, rules and layouts (tasks/problems/discovery).
 """
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
@@ -17,6 +18,7 @@ from ostinato.infra.sandbox.discovery.layout import (
     is_test,
 )
 from ostinato.infra.sandbox.discovery.metadata import read_metadata
+from ostinato.infra.sandbox.inside.sources import RULES_FILE
 
 TEST_FOLDERS = frozenset({"tests", "test"})
 NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
@@ -47,37 +49,38 @@ def describe_checkout(files: Mapping[str, bytes]) -> Checkout:
     roots = tuple(dict.fromkeys((*rules.pythonpath, *stated, *_import_roots(files))))
     packages, tests = _paths(files, rules.python_files)
     generated = write_rules(rules.model_copy(update={"pythonpath": roots}), "")
+    if own := files.get(RULES_FILE):  # the owner's file stays, with the import roots that it lacks
+        generated = {} if not roots or rules.pythonpath else {RULES_FILE: _with_roots(own, roots)}
     return Checkout(
         package_paths=packages, test_paths=tests, import_roots=roots, generated_files=generated
     )
 
 
-def _import_roots(files: Mapping[str, bytes]) -> Iterator[str]:
-    """Folders of a usual name that hold packages, at the top and in each project of a monorepo, and such projects."""
-    projects = {""} | {
-        str(PurePosixPath(path).parent)
-        for path in files
-        if PurePosixPath(path).name in PROJECT_FILES and "/" in path
-    }
+def _with_roots(own: bytes, roots: Iterable[str]) -> str:
+    """The text of a pytest.ini with a line for the import path."""
+    head, section, rest = own.decode(errors="replace").partition("[pytest]")
+    return f"{head}{section or '[pytest]'}\npythonpath = {shlex.join(roots)}{rest}"
+
+
+def _import_roots(files: Iterable[str]) -> Iterator[str]:
+    """Folders of a usual name that hold packages, at the top and in each project of a monorepo, and such projects. In `src`
+    modules count too.
+    """
+    paths = [PurePosixPath(path) for path in files]
+    packages = {path.parent for path in paths if path.name == "__init__.py"}
+    with_package = {package.parent for package in packages} - packages
+    with_code = {folder for path in paths if path.suffix == ".py" for folder in path.parents}
+    top = PurePosixPath()
+    projects = {path.parent for path in paths if path.name in PROJECT_FILES} | {top}
     for project in sorted(projects):
-        if NO_PRODUCT & {*PurePosixPath(project).parts}:
+        if NO_PRODUCT & {*project.parts}:
             continue
-        inside = f"{project}/" if project else ""
-        yield from (
-            f"{inside}{name}" for name in IMPORT_ROOTS if _is_root(files, f"{inside}{name}", name)
-        )
-        if project and _is_root(files, project, ""):
-            yield project
-
-
-def _is_root(files: Iterable[str], folder: str, name: str) -> bool:
-    """Whether a folder holds packages and is none itself; in `src` modules count too."""
-    inside = f"{folder}/"
-    held = {path.removeprefix(inside) for path in files if path.startswith(inside)}
-    code = {path for path in held if path.endswith(".py")}
-    has_package = any(path.endswith("/__init__.py") and path.count("/") == 1 for path in code)
-    is_namespace = name == "src" and bool(code)
-    return "__init__.py" not in held and (has_package or is_namespace)
+        for name in IMPORT_ROOTS:
+            root = project / name
+            if root in with_package or (name == "src" and root in with_code - packages):
+                yield str(root)
+        if project != top and project in with_package:
+            yield str(project)
 
 
 def _paths(

@@ -1,6 +1,7 @@
 """Repositories as people lay them out: their tests run in a chat's box, and an upload finds the same."""
 
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ostinato.flows.chat.workplace import open_workplace
 from ostinato.infra.sandbox.discovery.checkout import describe_checkout
 from ostinato.infra.serving.gateway.uploads.store import UploadStore
+from ostinato.tasks.problems.discovery.describing import describe_files
 
 CODE = "def double(number):\n    return 2 * number\n"
 INIT = "from shop.prices import double\n"
@@ -116,3 +118,43 @@ async def test_a_repository_whose_tests_cannot_be_collected_opens_with_a_warning
         assert "No module named 'a_package_that_is_nowhere'" in work.warning
         assert work.environment.run_tests is None
         assert await work.environment.sandbox.read("shop.py") == CODE.encode()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_problems_are_made_below_the_same_import_root(name: str, tmp_path: Path) -> None:
+    files = {path: text.encode() for path, text in LAYOUTS[name].items()}
+    told = describe_checkout(files)
+    if name == "monorepo":  # problems are made of one project: its folder is named
+        inside = "services/shop/"
+        files = {path.removeprefix(inside): files[path] for path in files if inside in path}
+    source = describe_files(files, "shop", tmp_path).source
+    roots = {root.removeprefix("services/shop/") for root in told.import_roots} | {""}
+    assert source.stripped_prefix in roots
+    assert bool(source.stripped_prefix) == bool(told.import_roots)
+
+
+async def test_the_own_pytest_ini_stays_and_can_be_edited(tmp_path: Path) -> None:
+    root = write(
+        tmp_path / "shop", {**LAYOUTS["own rules"], "pytest.ini": RULES + "addopts = -ra\n"}
+    )
+    async with open_workplace(
+        root, tmp_path / "copy", warm_tests=True, test_limit_seconds=60.0
+    ) as work:
+        shown = (await work.environment.sandbox.read("pytest.ini")).decode()
+        assert "addopts = -ra" in shown
+        await work.environment.sandbox.write("pytest.ini", shown.replace("-ra", "-q").encode())
+        changes = await work.pending()
+        assert work.conflicts([*changes]) == []
+        work.keep(changes)
+    assert "addopts = -q" in (root / "pytest.ini").read_text()
+
+
+def test_a_large_monorepo_is_described_in_linear_time() -> None:
+    files = {
+        f"services/s{number:04}/{path}": text.encode()
+        for number in range(1_500)
+        for path, text in LAYOUTS["uv"].items()
+    }
+    began = time.process_time()
+    assert len(describe_checkout(files).import_roots) == 1_500
+    assert time.process_time() - began < 5.0  # a search per project and file took minutes
