@@ -232,7 +232,7 @@ async def open_workplace(
     repository = PreparedRepository.from_directory(
         "chat", copy, layout.package_paths, layout.test_paths
     )
-    place = RepositoryEnvironment.create(repository, boxes=1, kind=sandbox)
+    place = RepositoryEnvironment.create(repository, 1, sandbox, tests_may_write=True)
     box = await place.lease()
     try:
         run_tests, warning = None, ""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxNotFound
 from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.inside.sources import read_import_roots
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
     SandboxBackend,
@@ -43,14 +44,15 @@ class RepositoryEnvironment:
         test_limits: SandboxLimits | None = None,
         mounts: Mapping[str, Path] | None = None,
         owns_backend: bool = False,
+        tests_may_write: bool = False,
     ) -> None:
         """At most `boxes` are leased at a time. Nothing starts before it is needed.
 
         `mounts`: further host folders and sockets that boxes see. `owns_backend`: `close` also closes the
-        backend; otherwise several repositories may share it.
+        backend; otherwise several repositories may share it. `tests_may_write`: as for TestServer.
         """
         self.repository = repository
-        self.test_server = TestServer(repository, test_limits)
+        self.test_server = TestServer(repository, test_limits, tests_may_write=tests_may_write)
         self._backend = backend
         self._owns_backend = owns_backend
         self._limits = limits or SandboxLimits()
@@ -63,10 +65,18 @@ class RepositoryEnvironment:
 
     @classmethod
     def create(
-        cls, repository: PreparedRepository, boxes: int, kind: SandboxKind = SandboxKind.NAMESPACE
+        cls,
+        repository: PreparedRepository,
+        boxes: int,
+        kind: SandboxKind = SandboxKind.NAMESPACE,
+        *,
+        tests_may_write: bool = False,
     ) -> "RepositoryEnvironment":
         """An environment that owns its backend."""
-        return cls(repository, open_backend(kind), boxes, owns_backend=True)
+        backend = open_backend(kind)
+        return cls(
+            repository, backend, boxes, owns_backend=True, tests_may_write=tests_may_write
+        )
 
     async def lease(
         self,
@@ -151,6 +161,7 @@ class RepositoryEnvironment:
             repository=self.repository.directory,
             files=files,
             mounts=self._mounts,
+            import_roots=read_import_roots(self.repository.collection_rules),
             limits=self._limits,
         )
         sandbox = await self._backend.create(spec)

@@ -45,13 +45,17 @@ class FreshRuns:
         *,
         hides_tests: bool,
         hash_seed: int = 0,
+        tests_may_write: bool = False,
     ) -> None:
-        """`hides_tests`: whether files that hold tests or look like tests are empty on the disk of the box."""
+        """`hides_tests`: whether files that hold tests or look like tests are empty on the disk of the box.
+        `tests_may_write`: as for TestServer.
+        """
         self.repository = repository
         self.collected = CollectionCache((), {}, {})
         self._limits = limits
         self._hides_tests = hides_tests
         self._hash_seed = hash_seed
+        self._tests_may_write = tests_may_write
         self._turns = asyncio.Semaphore(parallel_runs)
         self._idle: list[BoxChannel] = []
         self._open: list[BoxChannel] = []
@@ -117,7 +121,11 @@ class FreshRuns:
         has_conftest = any(PurePath(path).name == "conftest.py" for path in self.repository.files)
         try:
             await channel.request(
-                "open", self._limits.start_seconds, limits=limits, has_conftest=has_conftest
+                "open",
+                self._limits.start_seconds,
+                limits=limits,
+                has_conftest=has_conftest,
+                tests_may_write=self._tests_may_write,
             )
         except BaseException:
             await channel.close()

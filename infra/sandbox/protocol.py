@@ -79,6 +79,8 @@ class SandboxSpec(Record):
     """contents written over the repository, by path; None: removed"""
     mounts: Mapping[str, Path] = Field(default_factory=dict)
     """host folders and listening sockets of the host, by their path in the box; read-only"""
+    import_roots: tuple[str, ...] = ()
+    """folders of the repository on the import path of every Python in the box"""
     limits: SandboxLimits = SandboxLimits()
 
 

@@ -77,7 +77,11 @@ class TestServer:
         parallel_runs: int = 2,
         cache: VerdictCache | None = None,
         hash_seed: int = 0,
+        tests_may_write: bool = False,
     ) -> None:
+        """`tests_may_write`: a run writes into a copy of the repository that is gone when it ends. False: writes fail, so
+        that a change which is judged cannot replace the files with which its tests compare.
+        """
         self.repository = repository
         self.tests: tuple[str, ...] = ()
         self.collection_errors: tuple[str, ...] = ()
@@ -85,8 +89,10 @@ class TestServer:
         self._limits = limits or SandboxLimits(memory_bytes=2 << 30)
 
         def make_runs(*, hides_tests: bool) -> FreshRuns:
-            options = {"hides_tests": hides_tests, "hash_seed": hash_seed}
-            return FreshRuns(repository, self._limits, parallel_runs, **options)
+            options = {"hash_seed": hash_seed, "tests_may_write": tests_may_write}
+            return FreshRuns(
+                repository, self._limits, parallel_runs, hides_tests=hides_tests, **options
+            )
 
         # These runs are sent all tests anyway, and a test may read a file that looks like a test.
         self._fresh = make_runs(hides_tests=False)

@@ -20,10 +20,10 @@ from ostinato.infra.platform.errors import (
     OutOfMemory,
     SandboxNotFound,
 )
-from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess
+from ostinato.infra.sandbox.host.box import REPOSITORY_PATH, BoxProcess, python_path
 from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.host.mounts import can_overlay
-from ostinato.infra.sandbox.host.system import read_only
+from ostinato.infra.sandbox.host.system import SITE, read_only
 from ostinato.infra.sandbox.host.tools import BoxTools
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
@@ -226,7 +226,8 @@ class NamespaceBackend:
 
     def keep(self, spec: SandboxSpec, state: State) -> Snapshot:
         """Saves a state as a snapshot. Equal files give the same snapshot."""
-        text = f"{state.repository}\n{state.layer_id}\n{sorted(spec.mounts.items())}"
+        view = (sorted(spec.mounts.items()), spec.import_roots)
+        text = f"{state.repository}\n{state.layer_id}\n{view}"
         snapshot_id = hashlib.sha256(text.encode()).hexdigest()[:32]
         if snapshot_id not in self._snapshots:
             self.store.hold(state)
@@ -252,7 +253,8 @@ class NamespaceBackend:
         try:
             folder.mkdir()
             mounts = self._mounts(state, folder / "up", copied)
-            box = BoxProcess(spec.limits, (*mounts, *_spec_mounts(spec)))
+            variables = {"PYTHONPATH": python_path(spec.import_roots, SITE)}
+            box = BoxProcess(spec.limits, (*mounts, *_spec_mounts(spec)), environment=variables)
         except OSError as error:
             discard_folder(folder)
             raise CapacityExhausted(f"no space for one more box at {folder}: {error}") from error

@@ -18,7 +18,7 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ostinato.infra.platform.errors import CapacityExhausted, OutOfMemory, SandboxError, SandboxLost
@@ -255,12 +255,18 @@ def _isolation(limits: SandboxLimits) -> list[str]:
 # unmasked /proc, without which the kernel refuses to mount another. The server hides it from the runs.
 _NAMESPACE_RIGHTS = (
     *("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_NET_ADMIN"),
+    *("--cap-add", "CAP_DAC_OVERRIDE"),  # an overlay's working folder has mode 0
     *("--ro-bind", "/proc", HOST_PROC),
 )
 
 
 def _read_only(*paths: str) -> tuple[str, ...]:
     return tuple(word for path in paths for word in ("--remount-ro", path))
+
+
+def python_path(import_roots: Iterable[str], *others: str) -> str:
+    """The variable PYTHONPATH of a box: folders of the repository, then `others`."""
+    return ":".join((*(f"{REPOSITORY_PATH}/{root}" for root in import_roots), *others))
 
 
 def _variables(environment: dict[str, str]) -> list[str]:

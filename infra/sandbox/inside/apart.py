@@ -5,6 +5,7 @@ finds traces of another. The server keeps the capabilities that this needs, and 
 has none, and has the box's system call filter. Standard library only: this file runs inside the box.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -29,9 +30,10 @@ _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 
 
-def fork_apart(allowed: bytes, writable_bytes: int) -> int:
+def fork_apart(allowed: bytes, writable_bytes: int, written_folder: str) -> int:
     """0 in a new process in its own namespaces; in this process, the id of the process that waits for the new one.
-    When the new process ends, all that it started ends too. `allowed`: the system call filter.
+    When the new process ends, all that it started ends too. `allowed`: the system call filter. `written_folder`: a
+    read-only folder into which the new process may write, where the kernel allows it; the writes end with it.
     """
     # Python itself cannot clone into namespaces. Only the fork below depends on Python's fork handlers.
     process_id = _check(
@@ -40,7 +42,7 @@ def fork_apart(allowed: bytes, writable_bytes: int) -> int:
     if process_id:
         return process_id
     try:
-        _mount_folders(writable_bytes)
+        _mount_folders(writable_bytes, written_folder)
         _drop_privileges(allowed)
         child = os.fork()
     except OSError:
@@ -61,13 +63,27 @@ def _wait_for(child: int) -> int:
             return KILLED if os.waitstatus_to_exitcode(status) in limits else ENDED
 
 
-def _mount_folders(writable_bytes: int) -> None:
+def _mount_folders(writable_bytes: int, written_folder: str) -> None:
     for folder in _FOLDERS:
         _mount("tmpfs", folder, _NO_SUID | _NO_DEVICES, f"mode=755,size={writable_bytes}")
     _mount("proc", "/proc", _READ_ONLY | _NO_SUID | _NO_DEVICES | _NO_PROGRAMS)
+    if written_folder:
+        with contextlib.suppress(OSError):  # an old kernel: writes fail
+            _make_writable(written_folder, writable_bytes)
     _mount("tmpfs", HOST_PROC, _READ_ONLY, "size=4k")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as loopback:
         fcntl.ioctl(loopback, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))
+
+
+def _make_writable(folder: str, writable_bytes: int) -> None:
+    """Covers a folder with an overlay of itself. The writes are in memory, below a mount that the next one covers."""
+    _mount("tmpfs", HOST_PROC, _NO_SUID | _NO_DEVICES, f"mode=755,size={writable_bytes}")
+    up, work = f"{HOST_PROC}/up", f"{HOST_PROC}/work"
+    os.mkdir(up)
+    os.mkdir(work)
+    options = f"lowerdir={folder},upperdir={up},workdir={work},userxattr"
+    _mount("overlay", folder, _NO_SUID | _NO_DEVICES, options)
+    os.chdir(folder)  # the working directory was below the overlay
 
 
 def _mount(kind: str, folder: str, flags: int, options: str = "") -> None:

@@ -174,17 +174,20 @@ def _is_end(message: dict) -> bool:
 class Runs:
     """Starts and finishes the runs of one server, one at a time."""
 
-    def __init__(self, control: int, allowed: bytes, limits: dict) -> None:
-        """`allowed`: the system call filter."""
+    def __init__(self, control: int, allowed: bytes, limits: dict, written_folder: str) -> None:
+        """`allowed`: the system call filter. `written_folder`: as for `fork_apart`."""
         self._control = control
         self._allowed = allowed
         self._limits = limits
+        self._written_folder = written_folder
 
     def start(self, request: dict) -> Run | Sender:
         """Forks a run. Returns a Run in the server, and in the child a Sender, its only way to report."""
         read_end, write_end = os.pipe()
         key = os.urandom(16).hex()
-        process_id = fork_apart(self._allowed, self._limits["writable_bytes"])
+        process_id = fork_apart(
+            self._allowed, self._limits["writable_bytes"], self._written_folder
+        )
         if process_id == 0:
             os.close(self._control)
             os.close(read_end)

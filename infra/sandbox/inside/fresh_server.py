@@ -70,7 +70,8 @@ class FreshServer:
         self._opening, _ = self._read_header()
         self.limits = self._opening["limits"]
         self.has_conftest = self._opening["has_conftest"]
-        self._runs = Runs(control.fileno(), allowed, self.limits)
+        written = ROOT if self._opening["tests_may_write"] else ""
+        self._runs = Runs(control.fileno(), allowed, self.limits, written)
         self._tried: set[str] = set()
 
     def serve(self) -> "RunRequest":

@@ -114,12 +114,17 @@ def make_options(root: str, rules: str, also: str = "") -> list[str]:
     settings = _read(rules)
     if also and settings.get("python_functions"):
         settings["python_functions"] += f" {also}"
-    paths = [os.path.join(root, path) for path in shlex.split(settings.get("pythonpath", ""))]
+    paths = [os.path.join(root, path) for path in read_import_roots(rules)]
     if paths:
         settings["pythonpath"] = shlex.join(paths)
     options = [f"--override-ini={name}={settings[name]}" for name in NAMES if settings.get(name)]
     words = settings.get("addopts", "").split()
     return options + [word for word in words if word.startswith("--import-mode=")]
+
+
+def read_import_roots(rules: str) -> tuple[str, ...]:
+    """Folders of a repository on the import path of its tests, from the text of its pytest.ini, which may be empty."""
+    return tuple(shlex.split(_read(rules).get("pythonpath", "")))
 
 
 def is_test_name(name: str, rules: str = "") -> bool:

@@ -21,6 +21,7 @@ from ostinato.infra.platform.errors import (
     SandboxNotFound,
 )
 from ostinato.infra.sandbox.host.backend import start_all
+from ostinato.infra.sandbox.host.box import python_path
 from ostinato.infra.sandbox.host.system import VARIABLES
 from ostinato.infra.sandbox.host.tools import FILE_SECONDS, BoxTools, FileStatus
 from ostinato.infra.sandbox.microvm.channel import MachineChannel
@@ -79,7 +80,9 @@ class MicroVmSandbox(BoxTools):
         """Gives a copy of a template, or of a machine of which only the files are kept, its own clock, random pool,
         limits and variables, and ends its processes.
         """
-        limits, seconds = self.origin.spec.limits, self._start_seconds
+        spec, seconds = self.origin.spec, self._start_seconds
+        limits = spec.limits
+        variables = {**_ENVIRONMENT, "PYTHONPATH": python_path(spec.import_roots)}
         # The requests are sent and answered in this order, without a wait in between. There is no `resume`, so
         # that a process stopped in the source ends without running again.
         await asyncio.gather(
@@ -87,7 +90,7 @@ class MicroVmSandbox(BoxTools):
             self.channel.request(
                 "open",
                 seconds,
-                blobs=tuple(os.fsencode(f"{name}={value}") for name, value in _ENVIRONMENT.items()),
+                blobs=tuple(os.fsencode(f"{name}={value}") for name, value in variables.items()),
                 writable_bytes=limits.writable_bytes,
                 file_bytes=limits.file_bytes,
             ),

@@ -288,7 +288,9 @@ class Uploads:
     async def _start(self, tenant: str, upload_id: str) -> RepositoryEnvironment:
         repository = self.store.repository(tenant, upload_id)
         await asyncio.to_thread(lambda: repository.files)  # read once, kept
-        return RepositoryEnvironment.create(repository, self._boxes, self._sandbox)
+        return RepositoryEnvironment.create(
+            repository, self._boxes, self._sandbox, tests_may_write=True
+        )
 
     async def _close_unused(self, tenant: str) -> None:
         """Closes the least recently used idle uploads above the limits: the tenant's, then those of all."""

@@ -1,14 +1,18 @@
 """Repositories as people lay them out: their tests run in a chat's box, and an upload finds the same."""
 
+import contextlib
 import tarfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from ostinato.flows.chat.workplace import open_workplace
 from ostinato.infra.sandbox.discovery.checkout import describe_checkout
-from ostinato.infra.serving.gateway.uploads.store import UploadStore
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.serving.gateway.uploads.store import Uploads, UploadStore
 from ostinato.tasks.problems.discovery.describing import describe_files
 
 CODE = "def double(number):\n    return 2 * number\n"
@@ -70,6 +74,13 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+def pack(root: Path, paths: Iterable[str], archive: Path) -> Path:
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in paths:
+            tar.add(root / path, path)
+    return archive
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 async def test_tests_of_every_layout_run_in_a_chat(name: str, tmp_path: Path) -> None:
     root = write(tmp_path / "shop", LAYOUTS[name])
@@ -83,6 +94,11 @@ async def test_tests_of_every_layout_run_in_a_chat(name: str, tmp_path: Path) ->
         report = await run_tests(work.environment.sandbox)
         assert report.passed, report
         assert len(report.outcomes) == (2 if name == "monorepo" else 1)
+        imports = next(text for path, text in LAYOUTS[name].items() if "import double" in text)
+        done = await work.environment.sandbox.exec(
+            f"cd /tmp && PYTHONPATH=$PYTHONPATH:/repo python -c '{imports.splitlines()[0]}'", 30.0
+        )
+        assert done.exit_code == 0, done.output.decode()
         assert await work.pending() == {}
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
@@ -90,10 +106,7 @@ async def test_tests_of_every_layout_run_in_a_chat(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_upload_has_the_layout_of_a_chat(name: str, tmp_path: Path) -> None:
     root = write(tmp_path / "shop", LAYOUTS[name])
-    archive = tmp_path / "shop.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        for path in LAYOUTS[name]:
-            tar.add(root / path, path)
+    archive = pack(root, LAYOUTS[name], tmp_path / "shop.tar.gz")
     store = UploadStore(tmp_path / "uploads", hours=1.0, bytes_per_tenant=1 << 20)
     upload = store.keep("acme", archive)
     repository = store.repository("acme", upload.upload_id)
@@ -131,6 +144,68 @@ def test_problems_are_made_below_the_same_import_root(name: str, tmp_path: Path)
     roots = {root.removeprefix("services/shop/") for root in told.import_roots} | {""}
     assert source.stripped_prefix in roots
     assert bool(source.stripped_prefix) == bool(told.import_roots)
+
+
+WRITES = """
+import os
+from pathlib import Path
+
+from shop import double
+
+
+def test_a_file_is_written():
+    Path("report.txt").write_text(str(double(2)))
+    Path(__file__).with_name("expected.txt").write_text("new")
+    Path("made/deep").mkdir(parents=True)
+    os.replace("report.txt", "made/deep/report.txt")
+    assert Path("made/deep/report.txt").read_text() == "4"
+    assert Path("tests/expected.txt").read_text() == "new"
+
+
+def test_no_file_of_another_run_is_there():
+    assert Path("tests/expected.txt").read_text() == "old"
+"""
+
+
+@pytest.mark.parametrize("door", ["chat", "upload"])
+async def test_tests_write_into_their_repository_and_leave_nothing(
+    door: str, tmp_path: Path
+) -> None:
+    files = {**below("src", PACKAGE), "tests/test_a.py": WRITES, "tests/expected.txt": "old"}
+    root = write(tmp_path / "shop", files)
+    async with contextlib.AsyncExitStack() as stack:
+        if door == "chat":
+            copy = tmp_path / "copy"
+            work = await stack.enter_async_context(
+                open_workplace(root, copy, warm_tests=True, test_limit_seconds=60.0)
+            )
+            server, box = work.place.test_server, work.environment.sandbox
+        else:
+            store = UploadStore(tmp_path / "uploads", hours=1.0, bytes_per_tenant=1 << 20)
+            upload = store.keep("acme", pack(root, files, tmp_path / "shop.tar.gz"))
+            uploads = Uploads(store)
+            stack.push_async_callback(uploads.close)
+            place = await stack.enter_async_context(uploads.place("acme", upload.upload_id))
+            server, box = place.test_server, await place.lease()
+        await server.start()
+        for tests in (server.tests[:1], server.tests[1:]):
+            report = await server.run({}, tests, 60.0)
+            assert report.passed, report
+        changed = {"src/shop/prices.py": b"def double(number):\n    return 0\n"}
+        assert not (await server.run(changed, server.tests[:1], 60.0)).passed
+        assert await box.diff() == {}
+    assert {path: (root / path).read_text() for path in files} == files
+
+
+async def test_a_judged_change_cannot_replace_what_its_tests_read(tmp_path: Path) -> None:
+    files = {**PACKAGE, "tests/test_a.py": WRITES, "tests/expected.txt": "old"}
+    root = write(tmp_path / "shop", files)
+    server = TestServer(PreparedRepository.from_directory("shop", root, ("shop",), ("tests",)))
+    await server.start()
+    report = await server.run({}, server.tests[:1], 60.0)
+    await server.close()
+    assert report.first_failure is not None
+    assert "Read-only file system" in report.first_failure.message
 
 
 async def test_the_own_pytest_ini_stays_and_can_be_edited(tmp_path: Path) -> None:
