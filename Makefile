@@ -75,6 +75,6 @@ $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python .uv/bin/uv
 	touch $(STAMP) $(DEV_STAMP)
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python .uv/bin/uv
-	$(call install,-e .)
+	$(call install,-e '.[train]')
 	$(EMPTY_DATABASE)
 	touch $(STAMP)

@@ -17,6 +17,7 @@ from ostinato.flows.stages.console import say
 from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
+from ostinato.infra.platform.extras import require_extra
 from ostinato.infra.platform.settings import Settings, load_settings
 
 RecipeOption = Annotated[
@@ -100,10 +101,12 @@ def run_flow_process(
     FlowFailed.
     """
     refuse_unknown_flow(flow)
-    # a mistake in the recipe is reported here, before anything starts
+    # a mistake in the recipe and a missing package are reported here, before anything starts
     loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
-    if flow in _TRAIN and "start" not in (parameters or {}):
-        base_directory(loaded.base_checkpoint)  # ConfigError when it is not imported
+    if flow in _TRAIN:
+        require_extra("train")
+        if "start" not in (parameters or {}):
+            base_directory(loaded.base_checkpoint)  # ConfigError when it is not imported
     console = Console(stderr=True)
     arguments = ["--recipe", recipe, "--options", options.model_dump_json()]
     arguments += ["--parameters", json.dumps(dict(parameters or {}))]

@@ -40,6 +40,7 @@ from ostinato.infra.platform.cluster.workspace import (
     replace_text,
 )
 from ostinato.infra.platform.errors import ClusterError, ConfigError
+from ostinato.infra.platform.extras import find_missing
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.tenants import FILE_NAME as KEYS
@@ -118,6 +119,8 @@ def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Cons
             _say(console, "dashboard", f"http://127.0.0.1:{settings.dashboard_port}")
             if served is None:
                 _say(console, "gateway", f"none: recipe {recipe} has no serving line")
+            elif missing := find_missing("serve"):
+                _say(console, "gateway", f"none: {missing}")
             else:
                 services.start(local_prefect.gateway(settings, environment, recipe, served))
                 _say_gateway(settings, served, console)

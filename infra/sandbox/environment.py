@@ -74,9 +74,7 @@ class RepositoryEnvironment:
     ) -> "RepositoryEnvironment":
         """An environment that owns its backend."""
         backend = open_backend(kind)
-        return cls(
-            repository, backend, boxes, owns_backend=True, tests_may_write=tests_may_write
-        )
+        return cls(repository, backend, boxes, owns_backend=True, tests_may_write=tests_may_write)
 
     async def lease(
         self,

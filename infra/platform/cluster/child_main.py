@@ -60,6 +60,7 @@ from ostinato.infra.platform.errors import (
     is_retryable,
     type_name,
 )
+from ostinato.infra.platform.extras import explain_missing
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.telemetry import configure_logging, fields
@@ -189,9 +190,9 @@ def load_entry(entry: str) -> Any:
     try:
         return vars(importlib.import_module(module_name))[function_name]
     except (ModuleNotFoundError, KeyError) as error:
-        raise ConfigError(
-            f"entry {entry!r} cannot be found: {error}; wanted module:function"
-        ) from error
+        package = (getattr(error, "name", None) or "").partition(".")[0]
+        missing = explain_missing(package) or f"{error}; wanted module:function"
+        raise ConfigError(f"entry {entry!r} cannot be found: {missing}") from error
 
 
 def _resolve(entry: str) -> tuple[Main, type[BaseModel]]:

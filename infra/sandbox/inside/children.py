@@ -185,9 +185,7 @@ class Runs:
         """Forks a run. Returns a Run in the server, and in the child a Sender, its only way to report."""
         read_end, write_end = os.pipe()
         key = os.urandom(16).hex()
-        process_id = fork_apart(
-            self._allowed, self._limits["writable_bytes"], self._written_folder
-        )
+        process_id = fork_apart(self._allowed, self._limits["writable_bytes"], self._written_folder)
         if process_id == 0:
             os.close(self._control)
             os.close(read_end)
