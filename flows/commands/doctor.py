@@ -41,7 +41,7 @@ from ostinato.tasks.planning.shapes import stage_activation_bytes
 _IMPORT_LIMIT_SECONDS = 180
 _RAY_MEMORY_BYTES = 2 * 2**30
 _PYTHON_WANTED = ((3, 11), (3, 13))
-REINSTALL = "run `make setup` again"
+REINSTALL = "run `make setup` again, or `pip install 'ostinato[train]'`"
 
 ON_CPU = " on cpu, "  # occurs in the output of TORCH_PROGRAM without a GPU
 TORCH_PROGRAM = """

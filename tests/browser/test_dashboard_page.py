@@ -106,6 +106,28 @@ def test_runs_are_laid_over_each_other_and_their_settings_compared(
     expect(page.locator("#panels figure canvas")).to_have_count(2)
 
 
+def test_chosen_steps_stay_when_a_run_goes_on(
+    settings: Settings, server: subprocess.Popen[bytes], page: Page
+) -> None:
+    directory = settings.home / "runs/toy-seed2/reinforced-dd"
+    directory.mkdir(parents=True)
+    request = make_envelope("toy:main", SeededRequest(seed=2))
+    (directory / REQUEST).write_text(request.model_dump_json())
+    writer = ProgressWriter(directory)
+    for step in range(1, 9):
+        writer.update(step, 20, solve_rate=step / 20)
+    page.goto(f"http://127.0.0.1:{settings.dashboard_port}/#runs?run=toy-seed2%2Freinforced-dd")
+    panel = "document.querySelector('#panels figure div').plot"
+    drawn = f"{panel}?.data[0].length === {{steps}}"
+    page.wait_for_function(drawn.format(steps=8), timeout=SLOW_MILLISECONDS)
+    for wanted, step in (("{min: 2, max: 4}", 9), ("{min: 1, max: 9}", 10)):
+        page.evaluate(f"{panel}.setScale('x', {wanted})")
+        writer.update(step, 20, solve_rate=step / 20)
+        page.wait_for_function(drawn.format(steps=step), timeout=SLOW_MILLISECONDS)
+        seen = page.evaluate(f"[{panel}.scales.x.min, {panel}.scales.x.max]")
+        assert seen == ([2, 4] if step == 9 else [1, 10])  # after all steps, also the new one
+
+
 def test_attempts_are_filtered_and_a_group_is_shown_side_by_side(
     settings: Settings, server: subprocess.Popen[bytes], page: Page
 ) -> None:

@@ -213,7 +213,8 @@ def _describe_test(test: SequentialTestStatus) -> str:
     result = f", {test.last_verdict}" if test.last_verdict else ""
     promoted_from = _minute(test.promoted_from)
     return (
-        f"{test.looks_done} of {test.looks} looks done{result}; not promoted before {promoted_from}"
+        f"{test.looks_done} of {test.looks} looks done{result}; not promoted before {promoted_from}; "
+        f"a worsening of {100 * test.detectable_difference:.0f} points is shown with probability 0.8"
     )
 
 

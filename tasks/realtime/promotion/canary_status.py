@@ -4,7 +4,14 @@ from pydantic import Field
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.tasks.realtime.config import GuardConfig
-from ostinato.tasks.realtime.promotion.guard import CANDIDATE, CONTROL, last_look, observe, settled
+from ostinato.tasks.realtime.promotion.guard import (
+    CANDIDATE,
+    CONTROL,
+    detectable_difference,
+    last_look,
+    observe,
+    settled,
+)
 from ostinato.tasks.realtime.promotion.serving_line import Canary, ServingLine
 from ostinato.tasks.records import StageRecord
 
@@ -31,6 +38,9 @@ class SequentialTestStatus(StageRecord):
     )
     next_look_judged_sessions: int = Field(
         description="judged sessions per arm that the last look waits for"
+    )
+    detectable_difference: float = Field(
+        description="worsening of a share of sessions, from 0.5, that the last look shows with probability 0.8"
     )
     last_verdict: str = Field(description="verdict of the last look; empty before the first")
     promoted_from: float
@@ -92,6 +102,7 @@ def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> S
         next_look_judged_sessions=(
             config.minimum_judged_sessions if done == config.looks - 1 else 0
         ),
+        detectable_difference=detectable_difference(config),
         last_verdict="" if report is None else report.reason,
         promoted_from=canary.started_at + config.minimum_seconds,
         withdrawn_from=canary.started_at + config.maximum_seconds,

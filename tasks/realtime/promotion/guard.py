@@ -7,6 +7,7 @@ however long it is. Nothing is promoted before users have judged enough sessions
 only advises; serving_line.py changes the champion.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from pydantic import Field
 
 from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.infra.serving.gateway.signals import Signal, is_informative
-from ostinato.tasks.evaluation.statistics import mean
-from ostinato.tasks.realtime.config import GuardConfig
+from ostinato.tasks.evaluation.statistics import mean, wilson_interval
+from ostinato.tasks.realtime.config import MEASURES, GuardConfig
 from ostinato.tasks.records import StageRecord
 
 CONTROL, CANDIDATE = "control", "candidate"
@@ -60,6 +61,9 @@ class ArmMeasure(StageRecord):
     candidate: float
     control_count: int
     candidate_count: int
+    difference: tuple[float, float] | None
+    """interval of candidate - control, which holds at all looks of a canary with probability 1 - significance;
+    None: too few values"""
     p_value: float
     """probability of a difference at least this bad if the arms were equal (one-sided)"""
     worse: bool = Field(description="whether it is significantly worse after Holm's correction")
@@ -172,6 +176,17 @@ def last_look(
     return config.looks, found
 
 
+def detectable_difference(config: GuardConfig, power: float = 0.8) -> float:
+    """Worsening of a share of sessions, from 0.5, that the last look shows with this probability if every session counts.
+    From the normal approximation (Fleiss, Statistical Methods for Rates and Proportions, 2003, section 4.2); 1 is the
+    most.
+    """
+    size = config.minimum_sessions << (config.looks - 1)
+    quantile = statistics.NormalDist().inv_cdf
+    distance = quantile(1 - config.significance / config.looks / MEASURES) + quantile(power)
+    return min(1.0, distance * math.sqrt(0.5 / size))
+
+
 def _look_at(
     observations: Sequence[ArmObservation], config: GuardConfig, look: int
 ) -> tuple[list[ArmObservation], GuardReport]:
@@ -269,34 +284,40 @@ def compare_arms(observations: Sequence[ArmObservation], config: GuardConfig) ->
     if missing:
         return GuardReport(advice=Advice.WAIT, reason=missing, measures=())
     measures = [
-        _proportion("edit_kept", _kept(control), _kept(candidate), worse="less"),
+        _proportion("edit_kept", _kept(control), _kept(candidate), config, worse="less"),
         # users who stop giving feedback must not count as users who keep their edits
         _proportion(
             "edit_judged",
             [seen.kept is not None for seen in control],
             [seen.kept is not None for seen in candidate],
+            config,
             worse="less",
         ),
         _proportion(
             "dissatisfied",
             [seen.dissatisfied for seen in control],
             [seen.dissatisfied for seen in candidate],
+            config,
             worse="greater",
         ),
         _latency(control, candidate, config),
     ]
     corrected = _holm(measures, config.significance)
     worse = [measure for measure in corrected if measure.worse]
-    figures = "; ".join(
-        f"{measure.name} {measure.control:.3g} -> {measure.candidate:.3g} "
-        f"(p={measure.p_value:.2g}, "
-        f"n={measure.control_count}+{measure.candidate_count})"
-        for measure in (worse or corrected)
-    )
+    figures = "; ".join(_describe(measure) for measure in (worse or corrected))
     return GuardReport(
         advice=Advice.ROLL_BACK if worse else Advice.FINE,
         reason=("worse: " if worse else "not worse: ") + figures,
         measures=corrected,
+    )
+
+
+def _describe(measure: ArmMeasure) -> str:
+    interval = measure.difference
+    change = "" if interval is None else f"by {interval[0]:+.2g} to {interval[1]:+.2g}, "
+    return (
+        f"{measure.name} {measure.control:.3g} -> {measure.candidate:.3g} ({change}"
+        f"p={measure.p_value:.2g}, n={measure.control_count}+{measure.candidate_count})"
     )
 
 
@@ -305,9 +326,14 @@ def _kept(arm: Sequence[ArmObservation]) -> list[bool]:
 
 
 def _proportion(
-    name: str, control: list[bool], candidate: list[bool], *, worse: Literal["less", "greater"]
+    name: str,
+    control: list[bool],
+    candidate: list[bool],
+    config: GuardConfig,
+    *,
+    worse: Literal["less", "greater"],
 ) -> ArmMeasure:
-    """Fisher's exact test: valid at any size, slightly conservative at small ones."""
+    """Fisher's exact test: valid at any size, slightly conservative at small ones. The interval is made of Wilson's."""
     successes = sum(candidate)
     # the candidate's number of successes if they were assigned to arms at random
     random = scipy.stats.hypergeom(
@@ -316,12 +342,14 @@ def _proportion(
     p_value = random.cdf(successes) if worse == "less" else random.sf(successes - 1)
     if not control and not candidate:  # scipy returns no number for two empty arms
         p_value = 1.0
+    estimates = (_share_of(arm, config.significance) for arm in (control, candidate))
     return ArmMeasure(
         name=name,
         control=mean(control),
         candidate=mean(candidate),
         control_count=len(control),
         candidate_count=len(candidate),
+        difference=_difference(*estimates),
         p_value=float(p_value),
         worse=False,
     )
@@ -337,9 +365,10 @@ def _latency(
     after = np.array(
         [seen.latency_seconds for seen in candidate if seen.latency_seconds is not None]
     )
-    p_value, medians = 1.0, (0.0, 0.0)
+    p_value, medians, interval = 1.0, (0.0, 0.0), None
     if len(before) and len(after):
         medians = (float(np.median(before)), float(np.median(after)))
+        interval = _difference(*(_median_of(arm, config.significance) for arm in (before, after)))
         if medians[1] > config.latency_growth * medians[0]:
             p_value = float(scipy.stats.mannwhitneyu(after, before, alternative="greater").pvalue)
     return ArmMeasure(
@@ -348,9 +377,39 @@ def _latency(
         candidate=medians[1],
         control_count=len(before),
         candidate_count=len(after),
+        difference=interval,
         p_value=p_value,
         worse=False,
     )
+
+
+def _share_of(successes: list[bool], significance: float) -> tuple[float, float, float]:
+    """A proportion with both ends of its interval. Without trials every proportion is possible."""
+    if not successes:
+        return 0.5, 0.0, 1.0
+    share = mean(successes)
+    return share, *wilson_interval(share, len(successes), confidence=1 - significance)
+
+
+def _median_of(values: np.ndarray, significance: float) -> tuple[float, float, float]:
+    """A median with both ends of its interval, which are order statistics (Conover, Practical Nonparametric
+    Statistics, 1999, section 3.2). They are infinite where there are too few values.
+    """
+    ordered = [-math.inf, *np.sort(values).tolist(), math.inf]
+    rank = int(scipy.stats.binom.ppf(significance / 2, len(values), 0.5))
+    return float(np.median(values)), ordered[rank], ordered[-1 - rank]
+
+
+def _difference(
+    before: tuple[float, float, float], after: tuple[float, float, float]
+) -> tuple[float, float] | None:
+    """Interval of the difference of two independent estimates (value, low, high), from their own (Newcombe, Statistics
+    in Medicine 17, 1998, method 10). None if it is infinite.
+    """
+    difference = after[0] - before[0]
+    low = difference - math.hypot(after[0] - after[1], before[2] - before[0])
+    high = difference + math.hypot(after[2] - after[0], before[0] - before[1])
+    return (low, high) if math.isfinite(high - low) else None
 
 
 def _holm(measures: Sequence[ArmMeasure], significance: float) -> tuple[ArmMeasure, ...]:

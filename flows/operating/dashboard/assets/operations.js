@@ -22,7 +22,8 @@ function canary({ line, since, control, candidate, test }, now) {
   const looks = !test ? "not tested by this machine's `ostinato up`" :
     `${test.looks_done} of ${test.looks} looks done` +
     (test.next_look_sessions === null ? "" : `, next at ${test.next_look_sessions} sessions of each arm`) +
-    (test.next_look_judged_sessions === 0 ? "" : `, ${test.next_look_judged_sessions} with an edit kept or reverted`);
+    (test.next_look_judged_sessions === 0 ? "" : `, ${test.next_look_judged_sessions} with an edit kept or reverted`) +
+    `; a worsening of ${Math.round(100 * test.detectable_difference)} points is shown with probability 0.8`;
   const from = test ? new Date(1000 * test.promoted_from).toLocaleString() : "";
   return { cells: [line, ago(since, now), arm(control), arm(candidate), looks, test ? test.last_verdict : "", from] };
 }

@@ -6,7 +6,8 @@ const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 const HEIGHT = 190;
 const OTHER = "Other";
 
-let shown = [];
+let shown = [], drawnRuns = "";
+const zooms = new Map(); // key of a curve -> range of steps that the user chose
 const watcher = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) {
     if (contentRect.width > 0) target.plot?.setSize({ width: contentRect.width, height: HEIGHT });
@@ -19,6 +20,9 @@ export function drawPanels(place, pages, options) {
   watcher.disconnect();
   shown = [];
   place.replaceChildren();
+  const runs = pages.map(({ run }) => run).join();
+  if (runs !== drawnRuns) zooms.clear();
+  drawnRuns = runs;
   const sections = new Map();
   for (const page of pages) {
     for (const curve of page.curves) {
@@ -43,7 +47,7 @@ function shortNames(runs) {
 }
 
 function panel(found, names, options) {
-  const { title, expected, x_label, y_label } = found[0].curve;
+  const { key, title, expected, x_label, y_label } = found[0].curve;
   const figure = element("figure");
   const caption = [title, y_label].filter(Boolean).join(", ");
   figure.append(element("figcaption", caption));
@@ -60,7 +64,10 @@ function panel(found, names, options) {
   // drawn when the panel is on the page, since its width is known only then
   requestAnimationFrame(() => {
     if (!holder.isConnected) return;
+    const zoom = zooms.get(key);
     holder.plot = draw(holder, lines, x_label, found[0].curve.starts_at_zero, options);
+    if (zoom) holder.plot.setScale("x", zoom);
+    holder.plot.hooks.setScale = [(plot, axis) => axis === "x" && keepZoom(key, plot)];
     shown.push(holder.plot);
     watcher.observe(holder);
   });
@@ -104,6 +111,11 @@ function draw(holder, lines, xLabel, startsAtZero, { smoothing, logarithmic }) {
     cursor: { sync: { key: "step" }, y: false },
     legend: { live: true },
   }, uPlot.join(tables), holder);
+}
+
+function keepZoom(key, { data: [steps], scales: { x: { min, max } } }) {
+  if (min <= steps[0] && max >= steps.at(-1)) zooms.delete(key);
+  else zooms.set(key, { min, max });
 }
 
 // Exponential moving average that begins unbiased, as Adam's moments do.

@@ -12,6 +12,7 @@ from ostinato.tasks.realtime.promotion.guard import (
     Advice,
     ArmObservation,
     compare_arms,
+    detectable_difference,
     judge_canary,
     observe,
     settled,
@@ -309,3 +310,63 @@ def test_minimum_with_which_nothing_can_be_shown_is_refused() -> None:
         assert judge_canary(told, config, 0.5, 1e5).advice is Advice.ROLL_BACK
     with pytest.raises(ValidationError, match="wanted more than minimum_seconds"):
         GuardConfig(minimum_seconds=7, maximum_seconds=7)
+
+
+@pytest.mark.parametrize(
+    ("kept", "dissatisfied", "latency"),
+    [((0.6, 0.6), (0.2, 0.2), (5, 5)), ((0.7, 0.4), (0.1, 0.3), (5, 8))],
+)
+def test_the_intervals_of_all_looks_hold_the_true_differences(
+    kept: tuple[float, float], dissatisfied: tuple[float, float], latency: tuple[float, float]
+) -> None:
+    """Of 200 canaries with five looks, at most 5 % leave a true difference outside at any look; 18 of 200 happen with
+    probability 0.01 at exactly 5 %.
+    """
+    true = {
+        "edit_kept": kept[1] - kept[0],
+        "dissatisfied": dissatisfied[1] - dissatisfied[0],
+        "latency_seconds": float(latency[1] - latency[0]),  # medians of log-normal latencies
+    }
+    config = GuardConfig(significance=0.05 / 5)
+    misses = dict.fromkeys(true, 0)
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        arms = [
+            seen(arm, 320, rng, kept=kept[i], dissatisfied=dissatisfied[i], latency=latency[i])
+            for i, arm in enumerate((CONTROL, CANDIDATE))
+        ]
+        missed: set[str] = set()
+        for size in (20, 40, 80, 160, 320):
+            report = compare_arms([*arms[0][:size], *arms[1][:size]], config)
+            for measure in report.measures:
+                if measure.name in true:
+                    assert measure.difference is not None
+                    low, high = measure.difference
+                    missed |= set() if low <= true[measure.name] <= high else {measure.name}
+        for name in missed:
+            misses[name] += 1
+    assert max(misses.values()) <= 18, misses
+
+
+def test_an_interval_of_too_few_values_is_not_told() -> None:
+    rng = np.random.default_rng(0)
+    config = GuardConfig(minimum_sessions=5, minimum_judged_sessions=5, looks=1, significance=0.02)
+    few = [*seen(CONTROL, 5, rng), *seen(CANDIDATE, 5, rng)]
+    report = compare_arms(few, config)
+    assert report.measures[-1].difference is None
+    assert report.reason.count(" to ") == 3
+
+
+def test_what_a_canary_can_see_is_what_it_sees() -> None:
+    """Of 200 canaries whose users keep fewer edits by the told difference, four fifths are shown worse; the tolerance is
+    three standard deviations and the loss of Fisher's exact test.
+    """
+    config = GuardConfig()
+    told = detectable_difference(config)
+    caught = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        arms = [*seen(CONTROL, 320, rng, kept=0.5), *seen(CANDIDATE, 320, rng, kept=0.5 - told)]
+        look = config.model_copy(update={"significance": config.significance / config.looks})
+        caught += compare_arms(arms, look).advice is Advice.ROLL_BACK
+    assert 0.68 <= caught / 200 <= 0.89, told
