@@ -24,6 +24,7 @@ from ostinato.infra.platform.syntax import parse_python, walk_definitions
 OVERLOAD = "overload"
 _DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]", re.MULTILINE)
 FUNCTION = "function"  # argument of a call whose place is yet to be found
+IMPORTS = "imports"  # argument beside it: import statements of its block
 _FENCE = re.compile(
     r"^[ \t]*(?P<fence>`{3,})(?P<info>[^`\n]*)(?:\n|\Z)(?P<body>.*?)(?:^[ \t]*(?P=fence)`*[ \t\r]*$|(?P<open>\Z))",
     re.DOTALL | re.MULTILINE,
@@ -145,12 +146,13 @@ def _whole_functions(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
             yield begin, position, [_broken("the last block of code is not closed")]
             continue
         path = _path_in(rest) or _path_in(code.partition("\n")[0], comment="#")
-        functions, position = _functions_of(text, block)
-        if isinstance(functions, ParsedCall):
-            yield begin, position, [functions]
+        found, position = _functions_of(text, block)
+        if isinstance(found, ParsedCall):
+            yield begin, position, [found]
             continue
+        functions, imports = found
         calls = [
-            ParsedCall(EDIT_FILE, {"path": path, FUNCTION: name, "new": source})
+            ParsedCall(EDIT_FILE, {"path": path, FUNCTION: name, "new": source, IMPORTS: imports})
             for name, source in functions
         ]
         yield begin, position, calls
@@ -158,9 +160,10 @@ def _whole_functions(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
 
 def _functions_of(
     text: str, block: re.Match[str]
-) -> tuple[list[tuple[str, str]] | ParsedCall, int]:
-    """The functions of a block and its end. Fences within the texts of the code do not end it: the end is the first
-    fence at which the code parses. If there is none, a malformed call, and the end of the first fence.
+) -> tuple[tuple[list[tuple[str, str]], str] | ParsedCall, int]:
+    """The functions of a block with its import statements, and its end. Fences within the texts of the code do not end it:
+    the end is the first fence at which the code parses. If there is none, a malformed call, and the end of the first
+    fence.
     """
     closing = re.compile(rf"^[ \t]*{block['fence']}`*[ \t\r]*$", re.MULTILINE)
     ends = [(block.end("body"), block.end())]
@@ -168,7 +171,8 @@ def _functions_of(
     fault = ""
     for body_end, end in ends:
         try:
-            return list(_functions(_plain_code(text[block.start("body") : body_end]))), end
+            code = _plain_code(text[block.start("body") : body_end])
+            return (list(_functions(code)), _imports(code)), end
         except (SyntaxError, ValueError) as error:
             fault = fault or f"a block of code does not parse: {error}"
     return _broken(fault), block.end()
@@ -186,6 +190,14 @@ def _functions(code: str) -> Iterator[tuple[str, str]]:
         if not isinstance(node, ast.ClassDef):
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             yield name, "\n".join(lines[first - 1 : node.end_lineno])
+
+
+def _imports(code: str) -> str:
+    """Import statements of a module, a line each."""
+    kinds = ast.Import | ast.ImportFrom
+    return "\n".join(
+        ast.unparse(node) for node in parse_python(code).body if isinstance(node, kinds)
+    )
 
 
 def _searches(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:

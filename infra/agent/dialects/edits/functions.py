@@ -3,7 +3,7 @@
 import ast
 import re
 import tokenize
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rapidfuzz.distance import Indel
@@ -11,6 +11,7 @@ from rapidfuzz.distance import Indel
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.dialect import catalogue_of
 from ostinato.infra.agent.dialects.edits.blocks import FUNCTION, OVERLOAD, role_of
+from ostinato.infra.agent.dialects.edits.imports import edit_of_imports
 from ostinato.infra.agent.dialects.full.calls import call_from_texts
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolTimeout
 from ostinato.infra.agent.regions import definition_at, name_at
@@ -50,9 +51,11 @@ async def place_edits(
     calls: Sequence[ParsedCall], environment: AgentEnvironment, config: HarnessConfig
 ) -> list[ParsedCall]:
     """The calls of blocks as edits of files. A block for a function that does not exist, or for a new file that exists
-    already, is an invalid call. Of several blocks for one function the last is placed.
+    already, is an invalid call. Of several blocks for one function the last is placed. Imports of the blocks that a
+    placed function uses and its file lacks are edits of their own, before the others.
     """
     placed: list[ParsedCall] = []
+    replaced: dict[str, tuple[str, list[Mapping[str, str]]]] = {}  # path -> text, blocks
     taken: dict[
         tuple[str, int], int
     ] = {}  # path and line of a function -> the call that replaces it
@@ -70,11 +73,23 @@ async def place_edits(
             error = f"a later block replaces {place.name} in {place.path} too, wanted one block"
             placed[taken[key]] = _invalid(calls[taken[key]], error)
         taken[key] = index
+        replaced.setdefault(place.path, (place.text, []))[1].append(call.arguments)
         old, changed = _replaced(place, call.arguments["new"])
         arguments = {"path": place.path, "old": old, "new": changed}
         edit = call_from_texts(EDIT_FILE, arguments, catalogue_of(config))
         placed.append(replace(edit, note=place.note))
-    return placed
+    return [*_edits_of_imports(replaced, config), *placed]
+
+
+def _edits_of_imports(
+    replaced: Mapping[str, tuple[str, Sequence[Mapping[str, str]]]], config: HarnessConfig
+) -> Iterator[ParsedCall]:
+    for path, (text, blocks) in replaced.items():
+        found = edit_of_imports(text, blocks)
+        if found is not None:
+            arguments = {"path": path, "old": found[0], "new": found[1]}
+            edit = call_from_texts(EDIT_FILE, arguments, catalogue_of(config))
+            yield replace(edit, note="imports of the block")
 
 
 async def _place_of(

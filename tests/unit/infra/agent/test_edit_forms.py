@@ -232,3 +232,49 @@ def test_functions_of_one_name_in_two_files_are_two_edits() -> None:
     text = "".join(map(block.format, ("pkg/core.py", "pkg/box.py", "pkg/core.py")))
     calls = read_edits(text, "whole_function", FULL_TOOLS).calls
     assert [call.arguments["path"] for call in calls] == ["pkg/box.py", "pkg/core.py"]
+
+
+IMPORTING = (
+    "```python\nfrom __future__ import annotations\nimport os, re\nfrom typing import List, Optional\n\n"
+    "def double(value: Optional[int]):\n    return re.escape(os.sep) * value\n```\n"
+)
+DOCSTRING = '"""Doubles.\n\nimport os\n"""\nfrom __future__ import annotations\n\n'
+ADDED = "import re\nfrom typing import Optional\n"
+BODY = "def double(value: Optional[int]):\n    return re.escape(os.sep) * value\n"
+OLD = "def double(value):\n    return valu * 2\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("import os\n\n\n" + OLD, ADDED + "import os\n\n\n" + BODY),
+        (
+            DOCSTRING + "import os\nimport re\n\n" + OLD,
+            DOCSTRING + "from typing import Optional\nimport os\nimport re\n\n" + BODY,
+        ),
+        ("@cached\n" + OLD, "import os, re\nfrom typing import Optional\n@cached\n" + BODY),
+        (
+            "try:\n    import re2 as re\nexcept ImportError:\n    re = None\nos = Optional = 1\n" + OLD,
+            "try:\n    import re2 as re\nexcept ImportError:\n    re = None\nos = Optional = 1\n" + BODY,
+        ),
+        ("import os\r\n\r\n" + OLD.replace("\n", "\r\n"), (ADDED + "import os\n\n" + BODY).replace("\n", "\r\n")),
+    ],
+    ids=["imports", "docstring", "none", "defined", "CRLF"],
+)  # fmt: skip
+def test_imports_of_a_block_that_its_function_needs_are_added(before: str, after: str) -> None:
+    transcript, files = attempt(
+        "whole_function", IMPORTING, "Done.", files={"core.py": before.encode()}
+    )
+    assert files["core.py"].decode() == after
+    assert {call.status for call in transcript.turns[0].calls} == {CallStatus.OK}
+
+
+def test_blocks_of_one_file_share_their_imports() -> None:
+    other = "```python\nimport re\n\ndef other():\n    return re.compile('')\n```\n"
+    before = OLD + "\n\ndef other():\n    pass\n"
+    transcript, files = attempt(
+        "whole_function", IMPORTING + other, "Done.", files={"core.py": before.encode()}
+    )
+    text = files["core.py"].decode()
+    assert text.startswith("import os, re\nfrom typing import Optional\ndef double")
+    assert len(transcript.turns[0].calls) == 3
