@@ -38,6 +38,7 @@ _NAME_ALONE = re.compile(r"[ \t`*#]*(\w[\w-]*)[ \t`*]*\r?")  # of a file, such a
 _ROLE = re.compile(r"^[ \t]*@[\w.]*?\b(setter|deleter|overload)\b", re.MULTILINE)
 _PATH = re.compile(r"[^\s`*:#\"'()]*[./][^\s`*:#\"'()]+")
 _HEADER = re.compile(r"^--- (?P<old>[^\n]+)\n\+\+\+ (?P<new>[^\n]+)\n", re.MULTILINE)
+_HUNK = re.compile(r"\s*@@")
 _NO_FILE = "/dev/null"
 
 GUIDES = {
@@ -209,21 +210,31 @@ def _searches(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
         alone = _NAME_ALONE.fullmatch(above[-1]) if above else None
         named = _path_in(above[-1]) if above else ""
         path = named or (path if alone is None else alone[1])
-        divider = _DIVIDER.search(text, opening.end())
-        end = None if divider is None else _REPLACE.search(text, divider.end())
-        if divider is None or end is None or not path:
-            missing = "the ======= or >>>>>>> REPLACE line" if end is None else "the path above it"
+        end = _REPLACE.search(text, opening.end())
+        limit = opening.end() if end is None else end.start()
+        dividers = list(_DIVIDER.finditer(text, opening.end(), limit))
+        is_cut = _SEARCH.search(text, opening.end(), limit) is not None  # the next block began
+        if end is None or not dividers or is_cut or not path:
+            is_open = end is None or not dividers or is_cut
+            missing = "the ======= or >>>>>>> REPLACE line" if is_open else "the path above it"
             fault = _broken(f"a block lacks {missing}; nothing behind it was read")
             yield opening.start(), len(text), [fault]
             return
         position = end.end()
+        # a heading underlined with seven = is in the old text and in the new one
+        divider = dividers[(len(dividers) - 1) // 2]
         old = text[opening.end() : divider.start()]
         new = text[divider.end() : end.start()]
         yield opening.start(), position, [_replace(path, old, new, tools)]
 
 
 def _diffs(text: str, tools: Mapping[str, Tool]) -> Iterator[Found]:
-    headers = list(_HEADER.finditer(text))
+    # a line `-- a` that is removed before a line `++ b` is added looks like a header, but no hunk follows
+    headers = [
+        found
+        for index, found in enumerate(_HEADER.finditer(text))
+        if index == 0 or found["new"].startswith(_NO_FILE) or _HUNK.match(text, found.end())
+    ]
     cut_at = next(
         (block.start() for block in _FENCE.finditer(text) if block["open"] is not None), None
     )

@@ -278,3 +278,30 @@ def test_blocks_of_one_file_share_their_imports() -> None:
     text = files["core.py"].decode()
     assert text.startswith("import os, re\nfrom typing import Optional\ndef double")
     assert len(transcript.turns[0].calls) == 3
+
+
+def test_lines_that_look_like_the_header_of_a_diff_are_lines() -> None:
+    query = "query = '''\n{}'''\n"
+    diff = "--- a/q.py\n+++ b/q.py\n@@\n-select 1\n--- all\n+++ some\n+select 2\n"
+    before = query.format("select 1\n-- all\n")
+    transcript, files = attempt(
+        "udiff", f"```diff\n{diff}```\n", "Done.", files={"q.py": before.encode()}
+    )
+    assert [call.status for call in transcript.turns[0].calls] == [CallStatus.OK]
+    assert files["q.py"].decode() == query.format("++ some\nselect 2\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("A\n=======\nx", "A\n=======\ny"), ("x", "B\n=======\ny")]
+)
+def test_a_heading_of_seven_equals_signs_does_not_divide_a_block(old: str, new: str) -> None:
+    block = f"a.md\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n"
+    _, files = attempt("search_replace", block, "Done.", files={"a.md": f"0\n{old}\n1\n".encode()})
+    assert files["a.md"].decode() == f"0\n{new}\n1\n"
+
+
+def test_a_block_without_its_end_does_not_take_the_next_one() -> None:
+    cut = "a.md\n<<<<<<< SEARCH\nx\n=======\ny\n" + SEARCH
+    transcript, files = attempt("search_replace", cut, "Done.", files=FILES | {"a.md": b"x\n"})
+    assert files == FILES | {"a.md": b"x\n"}
+    assert [call.status for call in transcript.turns[0].calls] == [CallStatus.MALFORMED]
