@@ -8,6 +8,7 @@ text builds a tree too.
 
 import ast
 import functools
+import symtable
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,19 @@ def evaluate_literal(literal: ast.expr | str) -> Any:
 def parse_once(text: str | bytes) -> ast.Module:
     """As `parse_python`, cached. Callers share the tree: only read it."""
     return parse_python(text)
+
+
+def module_names(text: str) -> set[str]:
+    """Names that a module defines or imports at its top, also within `if` and `try`. Raises as `parse_python` does."""
+    try:
+        table = symtable.symtable(text, "<module>", "exec")
+    except (RecursionError, MemoryError) as error:
+        raise SyntaxError(f"nested too deep: {error!r}") from None
+    return {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
 
 
 def walk_definitions(tree: ast.Module) -> Iterator[tuple[str, Defined]]:

@@ -3,7 +3,7 @@
 import ast
 import re
 import tokenize
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from rapidfuzz.distance import Indel
@@ -11,7 +11,7 @@ from rapidfuzz.distance import Indel
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.dialects.dialect import catalogue_of
 from ostinato.infra.agent.dialects.edits.blocks import FUNCTION, OVERLOAD, role_of
-from ostinato.infra.agent.dialects.edits.imports import edit_of_imports
+from ostinato.infra.agent.dialects.edits.imports import missing_imports
 from ostinato.infra.agent.dialects.full.calls import call_from_texts
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure, ToolTimeout
 from ostinato.infra.agent.regions import definition_at, name_at
@@ -51,11 +51,11 @@ async def place_edits(
     calls: Sequence[ParsedCall], environment: AgentEnvironment, config: HarnessConfig
 ) -> list[ParsedCall]:
     """The calls of blocks as edits of files. A block for a function that does not exist, or for a new file that exists
-    already, is an invalid call. Of several blocks for one function the last is placed. Imports of the blocks that a
-    placed function uses and its file lacks are edits of their own, before the others.
+    already, is an invalid call. Of several blocks for one function the last is placed. The first edit of a file adds the
+    imports that its blocks need.
     """
-    placed: list[ParsedCall] = []
-    replaced: dict[str, tuple[str, list[Mapping[str, str]]]] = {}  # path -> text, blocks
+    placed = list(calls)
+    places: dict[int, _Place] = {}  # by call
     taken: dict[
         tuple[str, int], int
     ] = {}  # path and line of a function -> the call that replaces it
@@ -63,33 +63,29 @@ async def place_edits(
         try:
             place = await _place_of(call, environment, config, taken)
         except (ToolFailure, ToolTimeout) as error:
-            placed.append(_invalid(call, str(error)))
+            placed[index] = _invalid(call, str(error))
             continue
         if isinstance(place, ParsedCall):
-            placed.append(place)
+            placed[index] = place
             continue
         key = place.path, place.opening
         if key in taken:
             error = f"a later block replaces {place.name} in {place.path} too, wanted one block"
             placed[taken[key]] = _invalid(calls[taken[key]], error)
+            del places[taken[key]]
         taken[key] = index
-        replaced.setdefault(place.path, (place.text, []))[1].append(call.arguments)
-        old, changed = _replaced(place, call.arguments["new"])
-        arguments = {"path": place.path, "old": old, "new": changed}
+        places[index] = place
+    begun: set[str] = set()
+    for index, place in places.items():
+        blocks = [calls[each].arguments for each in places if places[each].path == place.path]
+        is_first = place.path not in begun
+        begun.add(place.path)
+        at, imports = missing_imports(place.text, blocks) if is_first else (0, [])
+        old, new = _replaced(place, calls[index].arguments["new"], at, imports)
+        arguments = {"path": place.path, "old": old, "new": new}
         edit = call_from_texts(EDIT_FILE, arguments, catalogue_of(config))
-        placed.append(replace(edit, note=place.note))
-    return [*_edits_of_imports(replaced, config), *placed]
-
-
-def _edits_of_imports(
-    replaced: Mapping[str, tuple[str, Sequence[Mapping[str, str]]]], config: HarnessConfig
-) -> Iterator[ParsedCall]:
-    for path, (text, blocks) in replaced.items():
-        found = edit_of_imports(text, blocks)
-        if found is not None:
-            arguments = {"path": path, "old": found[0], "new": found[1]}
-            edit = call_from_texts(EDIT_FILE, arguments, catalogue_of(config))
-            yield replace(edit, note="imports of the block")
+        placed[index] = replace(edit, note=place.note)
+    return placed
 
 
 async def _place_of(
@@ -190,19 +186,23 @@ def _parsed_extent(tree: ast.Module, number: int, name: str) -> tuple[int, int] 
     return None
 
 
-def _replaced(place: _Place, new: str) -> tuple[str, str]:
+def _replaced(place: _Place, new: str, at: int, imports: Sequence[str]) -> tuple[str, str]:
     """Old and new text of the edit. The new function gets the old indentation, and keeps the old decorators if it
-    has none. Lines above are included until the old text is unique.
+    has none. `imports` are added before the line `at`, which is not below the function. Lines around are included until
+    the old text is unique.
     """
     lines = place.lines
     first = place.first if new.lstrip().startswith("@") else place.opening
     fresh = _indented(new.split("\n"), indent_of(lines[place.opening]))
     if lines[place.opening].endswith("\r"):
         fresh = [f"{line}\r" for line in fresh]
-    start = first
-    while start and place.text.count("\n".join(lines[start : place.end])) > 1:
-        start -= 1
-    return "\n".join(lines[start : place.end]), "\n".join([*lines[start:first], *fresh])
+        imports = [f"{line}\r" for line in imports]
+    start, end, further = at if imports else first, place.end, 1
+    while place.text.count("\n".join(lines[start:end])) > 1 and (start, end) != (0, len(lines)):
+        start, end = max(0, start - further), end if start else min(len(lines), end + further)
+        further *= 2
+    changed = [*lines[start:at], *imports, *lines[at:first]] if imports else lines[start:first]
+    return "\n".join(lines[start:end]), "\n".join([*changed, *fresh, *lines[place.end : end]])
 
 
 def _indented(lines: Sequence[str], indent: str) -> list[str]:

@@ -1,41 +1,27 @@
-"""The edit that gives a file the imports of the blocks which replace its functions."""
+"""Finds the imports that a file needs for the blocks which replace its functions."""
 
 import ast
 import re
-import symtable
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ostinato.infra.agent.dialects.edits.blocks import IMPORTS
-from ostinato.infra.platform.syntax import parse_once, parse_python
+from ostinato.infra.platform.syntax import module_names, parse_once, parse_python
 
 
-def edit_of_imports(text: str, blocks: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
-    """Old and new text of the edit of a file. Added are imports of names that a block's function uses and the file does
-    not define. None if there are none, or the file does not parse. `blocks`: arguments of the calls of the functions.
+def missing_imports(text: str, blocks: Sequence[Mapping[str, str]]) -> tuple[int, list[str]]:
+    """0-based line of a file before which imports belong, and the imports of names that a block's function uses and the
+    file does not define. There are none for a file that does not parse. `blocks`: arguments of the functions' calls.
     """
     try:
-        defined = {
-            symbol.get_name()
-            for symbol in symtable.symtable(text, "file", "exec").get_symbols()
-            if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-        }
-        at = _first_line(parse_once(text))
+        defined, at = module_names(text), _first_line(parse_once(text))
     except (SyntaxError, ValueError):
-        return None
+        return 0, []
     added: list[str] = []
     for block in blocks:
         for node in _wanted(block, defined):
             added.append(ast.unparse(node))
             defined |= {_bound(name) for name in node.names}
-    if not added:
-        return None
-    lines = text.split("\n")
-    ending = "\r" if lines[0].endswith("\r") else ""
-    end = at + 1
-    while text.count("\n".join(lines[:end])) > 1:  # an edit takes a text that occurs once
-        end += 1
-    statements = [f"{line}{ending}" for line in added]
-    return "\n".join(lines[:end]), "\n".join([*lines[:at], *statements, *lines[at:end]])
+    return at, added
 
 
 def _wanted(
@@ -56,15 +42,13 @@ def _bound(name: ast.alias) -> str:
 
 
 def _first_line(tree: ast.Module) -> int:
-    """0-based line of the first import, else of the first statement, after the docstring and `from __future__`."""
-    statements = [
+    """0-based line of the first statement after the docstring and `from __future__`."""
+    first = next(
         node
         for index, node in enumerate(tree.body)
         if not (index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         and not _is_future(node)
-    ]
-    imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
-    first = (imports or statements)[0]
+    )
     decorators = getattr(first, "decorator_list", [])
     return min([first.lineno, *(each.lineno for each in decorators)]) - 1
 

@@ -257,16 +257,18 @@ OLD = "def double(value):\n    return valu * 2\n"
             "try:\n    import re2 as re\nexcept ImportError:\n    re = None\nos = Optional = 1\n" + OLD,
             "try:\n    import re2 as re\nexcept ImportError:\n    re = None\nos = Optional = 1\n" + BODY,
         ),
+        ("X = 1\n" + OLD + "import os\n", ADDED + "X = 1\n" + BODY + "import os\n"),
         ("import os\r\n\r\n" + OLD.replace("\n", "\r\n"), (ADDED + "import os\n\n" + BODY).replace("\n", "\r\n")),
     ],
-    ids=["imports", "docstring", "none", "defined", "CRLF"],
+    ids=["imports", "docstring", "none", "defined", "below", "CRLF"],
 )  # fmt: skip
 def test_imports_of_a_block_that_its_function_needs_are_added(before: str, after: str) -> None:
     transcript, files = attempt(
         "whole_function", IMPORTING, "Done.", files={"core.py": before.encode()}
     )
     assert files["core.py"].decode() == after
-    assert {call.status for call in transcript.turns[0].calls} == {CallStatus.OK}
+    assert [call.status for call in transcript.turns[0].calls] == [CallStatus.OK]
+    assert transcript.end_reason is EndReason.FINISHED
 
 
 def test_blocks_of_one_file_share_their_imports() -> None:
@@ -277,7 +279,8 @@ def test_blocks_of_one_file_share_their_imports() -> None:
     )
     text = files["core.py"].decode()
     assert text.startswith("import os, re\nfrom typing import Optional\ndef double")
-    assert len(transcript.turns[0].calls) == 3
+    assert [call.status for call in transcript.turns[0].calls] == [CallStatus.OK] * 2
+    assert transcript.end_reason is EndReason.FINISHED
 
 
 def test_lines_that_look_like_the_header_of_a_diff_are_lines() -> None:
@@ -305,3 +308,14 @@ def test_a_block_without_its_end_does_not_take_the_next_one() -> None:
     transcript, files = attempt("search_replace", cut, "Done.", files=FILES | {"a.md": b"x\n"})
     assert files == FILES | {"a.md": b"x\n"}
     assert [call.status for call in transcript.turns[0].calls] == [CallStatus.MALFORMED]
+
+
+@pytest.mark.timeout(60)  # a second; minutes if each further line were tried
+def test_a_file_of_equal_lines_is_edited_in_time() -> None:
+    before = OLD + "x = 1\n" * 10_000 + OLD + "x = 1\n" * 10_000 + OLD
+    transcript, files = attempt(
+        "whole_function", IMPORTING, "Done.", files={"core.py": before.encode()}
+    )
+    assert files["core.py"].decode().count(BODY) == 1
+    assert [call.status for call in transcript.turns[0].calls] == [CallStatus.OK]
+    assert transcript.end_reason is EndReason.FINISHED
