@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox import fresh_runs
 from ostinato.infra.sandbox.fresh_runs import FreshRuns
+from ostinato.infra.sandbox.host.box import BoxProcess
 from ostinato.infra.sandbox.protocol import Frame, SandboxLimits, TestOutcome
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
@@ -21,6 +23,26 @@ def edit(repository: PreparedRepository, path: str, old: str, new: str) -> dict[
     text = repository.files[path].decode()
     assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
     return {path: text.replace(old, new).encode()}
+
+
+def test_a_run_whose_box_is_lost_at_its_start_gets_another(
+    runner, wordkit, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[BoxProcess] = []
+
+    class EndedAtStart(BoxProcess):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            if not started:
+                self._process.kill()
+            started.append(self)
+
+    server = TestServer(wordkit)
+    monkeypatch.setattr(fresh_runs, "BoxProcess", EndedAtStart)
+    runner.run(server.start())
+    assert len(started) == 2
+    assert len(server.tests) == 15
+    runner.run(server.close())
 
 
 def test_pristine_repository_passes_everything(runner, word_server):

@@ -112,6 +112,28 @@ FAULTS = [
 ]
 
 
+class LostOnce:
+    """Trials whose box is lost the first time, as when something outside ends it."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def judge(self, *_: object) -> Differences:
+        self.tries += 1
+        if self.tries == 1:
+            raise SandboxLost("box ended with code -9")
+        return Differences()
+
+
+def test_a_box_that_is_lost_once_is_not_the_attempts_fault(
+    runner: asyncio.Runner, problem, server, make_transcript
+):
+    trials = LostOnce()
+    verdict, _ = runner.run(grade(problem, {}, make_transcript(), server, GradingConfig(), trials))
+    assert trials.tries == 2
+    assert verdict.tampering == ()
+
+
 @pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
 def test_fault_while_grading_is_a_failed_verdict_with_a_flag(
     runner: asyncio.Runner, problem, server, make_transcript, error
