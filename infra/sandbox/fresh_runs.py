@@ -83,9 +83,10 @@ class FreshRuns:
         blobs = (*sources.values(), *(codes[path] for path in compiled))
         async with self._turns:
             for attempt in (1, 2):
-                channel = self._idle.pop() if self._idle else await self._start_box()
+                channel = None
                 is_spent = True  # a cancelled request leaves its run going in the box
                 try:
+                    channel = self._idle.pop() if self._idle else await self._start_box()
                     reply, _ = await channel.request(
                         "run",
                         QUEUE_SECONDS + time_limit_seconds,
@@ -104,9 +105,9 @@ class FreshRuns:
                     if attempt == 2:
                         raise
                 finally:
-                    if channel.is_lost or is_spent:
+                    if channel is not None and (channel.is_lost or is_spent):
                         await self._discard(channel)
-                    else:
+                    elif channel is not None:
                         self._idle.append(channel)
         raise AssertionError("unreachable")
 

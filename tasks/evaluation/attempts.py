@@ -110,9 +110,12 @@ async def run_attempts(
             trajectory = await _attempt_with_retries(item, attempt, check_engine)
             ended.append(trajectory.is_fault)
             if all(ended) and len(ended) == min(len(left), _FAULTS_LIMIT):
+                fault = (
+                    trajectory.reason if trajectory.verdict is None else trajectory.verdict.detail
+                )
                 raise GradingError(
                     f"all of the first {len(ended)} attempts ended by a fault, wanted a graded one: "
-                    f"{trajectory.reason}"
+                    f"{fault}"
                 )
             row = attempt_row(trajectory, item.problem)
             kept = trajectory.model_dump(mode="json", exclude={"transcript": {"segments"}})

@@ -8,7 +8,12 @@ from functools import partial
 
 from ostinato.infra.agent.tools.lints import LINTED_SUFFIXES, new_lints
 from ostinato.infra.agent.transcript import DialogueScore, EndReason, Transcript
-from ostinato.infra.platform.errors import AgentError, CapacityExhausted, SandboxHostLost
+from ostinato.infra.platform.errors import (
+    AgentError,
+    CapacityExhausted,
+    SandboxHostLost,
+    SandboxLost,
+)
 from ostinato.infra.sandbox.test_server import TestServer, as_text
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.cheating.monitors import scan_attempt
@@ -54,7 +59,14 @@ async def grade(
     try:
         if transcript.end_reason is EndReason.FAULT:
             raise AgentError(transcript.detail)
-        verdict = await _judge(problem, changed_files, test_server, config, trials)
+        asked = (problem, changed_files, test_server, config, trials)
+        try:
+            verdict = await _judge(*asked)
+        except SandboxHostLost:
+            raise
+        except SandboxLost as error:  # an attempt that ends its box ends the next one too
+            logger.warning("problem=%s judged again: %s", problem.problem_id, error)
+            verdict = await _judge(*asked)
         attempt = JudgedAttempt(change, verdict, transcript)
         flags = scan_attempt(attempt)
         lints = await _count_new_lints(change) if config.style else 0
