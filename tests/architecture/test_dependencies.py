@@ -57,9 +57,18 @@ def _normal(name: str) -> str:
 
 
 def _declared(group: str | None) -> set[str]:
+    """Distributions of an extra and of the extras that it names; None: without extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = project["dependencies"] if group is None else project["optional-dependencies"][group]
-    return {_normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
+    found: set[str] = set()
+    for line in lines:
+        own = re.fullmatch(r"ostinato\[(\w+)\]", line)
+        found |= _declared(own[1]) if own else {_normal(re.split(r"[\[<>=!~; ]", line)[0])}
+    return found
+
+
+def _product() -> set[str]:
+    return _declared(None) | _declared("train")
 
 
 @functools.cache
@@ -102,7 +111,7 @@ def _is_named(distribution: str) -> bool:
 
 
 def test_every_dependency_of_the_product_is_used_by_it() -> None:
-    unused = _declared(None) - _imported(with_tests=False)
+    unused = _product() - _imported(with_tests=False)
 
     assert {name for name in unused if not _is_named(name)} == set()
 
@@ -116,7 +125,7 @@ def test_every_extra_is_used() -> None:
 
 
 def test_everything_imported_is_declared() -> None:
-    product = _declared(None)
+    product = _product()
     tests = product.union(*(_declared(group) for group in TEST_GROUPS))
 
     assert _imported(with_tests=False) - product - BROUGHT_BY.keys() == ON_DEMAND.keys()
@@ -140,7 +149,7 @@ def test_the_pins_hold_every_dependency() -> None:
         if "==" in line
     }
 
-    assert (_declared(None) | _declared("dev") | _declared("postgres")) - pinned == set()
+    assert (_product() | _declared("dev") | _declared("postgres")) - pinned == set()
 
 
 def test_every_pin_has_its_checksums() -> None:
