@@ -30,7 +30,7 @@ def run(missing: list[str], program: str, home: Path, *arguments: str) -> tuple[
         "--help",
         "status",
         "recipe list",
-        "plan --recipe qwen3_8b --chip h100",
+        "plan --recipe qwen3_8b --gpus 8 --chip h100",
         "cycle show",
         "gc",
         "up --help",
