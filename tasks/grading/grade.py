@@ -61,12 +61,14 @@ async def grade(
             raise AgentError(transcript.detail)
         asked = (problem, changed_files, test_server, config, trials)
         try:
-            verdict = await _judge(*asked)
+            second_runner = random.SystemRandom().random() < config.second_runner_share
+            verdict = await _judge(*asked, second_runner=second_runner)
         except SandboxHostLost:
             raise
         except SandboxLost as error:  # an attempt that ends its box ends the next one too
             logger.warning("problem=%s judged again: %s", problem.problem_id, error)
-            verdict = await _judge(*asked)
+            # a change must not escape the second runner by ending its box
+            verdict = await _judge(*asked, second_runner=True)
         attempt = JudgedAttempt(change, verdict, transcript)
         flags = scan_attempt(attempt)
         lints = await _count_new_lints(change) if config.style else 0
@@ -113,6 +115,8 @@ async def _judge(
     test_server: TestServer,
     config: GradingConfig,
     trials: BlindTrials | None,
+    *,
+    second_runner: bool,
 ) -> Verdict:
     if problem.environment:
         return await judge_in_environment(problem, changed_files, test_server.repository)
@@ -121,7 +125,7 @@ async def _judge(
         changed_files,
         test_server,
         time_limit_seconds=config.time_limit_seconds,
-        second_runner=random.SystemRandom().random() < config.second_runner_share,
+        second_runner=second_runner,
         asks_oracle=config.asks_oracle,
         trials=trials,
         charges=config.harms.charges,

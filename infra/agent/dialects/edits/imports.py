@@ -10,8 +10,11 @@ from ostinato.infra.platform.syntax import module_names, parse_once, parse_pytho
 
 def missing_imports(text: str, blocks: Sequence[Mapping[str, str]]) -> tuple[int, list[str]]:
     """0-based line of a file before which imports belong, and the imports of names that a block's function uses and the
-    file does not define. There are none for a file that does not parse. `blocks`: arguments of the functions' calls.
+    file does not define. There are none for a file that does not parse or has other line ends. `blocks`: arguments of the
+    functions' calls.
     """
+    if "\r" in text.replace("\r\n", ""):  # the parser counts it as a line end
+        return 0, []
     try:
         defined, at = module_names(text), _first_line(parse_once(text))
     except (SyntaxError, ValueError):
@@ -43,12 +46,15 @@ def _bound(name: ast.alias) -> str:
 
 def _first_line(tree: ast.Module) -> int:
     """0-based line of the first statement after the docstring and `from __future__`."""
-    first = next(
+    statements = [
         node
         for index, node in enumerate(tree.body)
         if not (index == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         and not _is_future(node)
-    )
+    ]
+    if not statements:
+        raise ValueError("no statement")
+    first = statements[0]
     decorators = getattr(first, "decorator_list", [])
     return min([first.lineno, *(each.lineno for each in decorators)]) - 1
 

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxLost
+from ostinato.tasks.grading import grade as grade_module
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import grade
 from ostinato.tasks.grading.judging.blind_tests import change_value, take_expectations_out
@@ -126,11 +127,21 @@ class LostOnce:
 
 
 def test_a_box_that_is_lost_once_is_not_the_attempts_fault(
-    runner: asyncio.Runner, problem, server, make_transcript
+    runner: asyncio.Runner, problem, server, make_transcript, monkeypatch: pytest.MonkeyPatch
 ):
+    second_runners: list[bool] = []
+    judge = grade_module.judge
+
+    async def seen(*arguments, second_runner: bool, **options):
+        second_runners.append(second_runner)
+        return await judge(*arguments, second_runner=second_runner, **options)
+
+    monkeypatch.setattr(grade_module, "judge", seen)
     trials = LostOnce()
-    verdict, _ = runner.run(grade(problem, {}, make_transcript(), server, GradingConfig(), trials))
+    config = GradingConfig(second_runner_share=0.0)
+    verdict, _ = runner.run(grade(problem, {}, make_transcript(), server, config, trials))
     assert trials.tries == 2
+    assert second_runners == [False, True]  # to end a box is no way around the second runner
     assert verdict.tampering == ()
 
 
