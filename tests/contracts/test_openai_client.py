@@ -1,8 +1,6 @@
 """OpenAI's own client against the gateway over a socket: answers, streams, and its error classes."""
 
-import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -166,20 +164,3 @@ async def test_tools_are_offered_unless_the_choice_is_none(tmp_path: Path) -> No
     assert untold.choices[0].finish_reason == "stop"
     assert untold.choices[0].message.tool_calls is None
     assert untold.choices[0].message.content == REPAIR[0]
-
-
-async def test_the_client_of_the_guide_gives_feedback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The Python of `docs/realtime-cycle.md` runs as it is, but for the address."""
-    guide = (Path(__file__).parents[2] / "docs/realtime-cycle.md").read_text()
-    ((program,),) = [re.findall(r"```python\n(.*?)```", guide, re.DOTALL)]
-    monkeypatch.setenv("OSTINATO_API_KEY", "key-of-team")
-    toy = make_toy_gateway(tmp_path, make_renderer(), say)
-    names: dict[str, Any] = {}
-    async with running_server(toy.app, "127.0.0.1", 0) as url:
-        here = program.replace("http://127.0.0.1:8400", url)
-        assert here != program
-        await asyncio.to_thread(exec, here, names)
-    assert names["answer"].choices[0].message.content == ANSWER
-    assert names["stored"]["stored"] is True

@@ -14,13 +14,13 @@ from ostinato.infra.sandbox.discovery.collection import Rules, write_rules
 from ostinato.infra.sandbox.discovery.layout import (
     IMPORT_ROOTS,
     NO_PRODUCT,
-    USUAL_PATTERNS,
+    TEST_PATTERNS,
     is_test,
 )
 from ostinato.infra.sandbox.discovery.metadata import read_metadata
 from ostinato.infra.sandbox.inside.sources import RULES_FILE
 
-TEST_FOLDERS = frozenset({"tests", "test"})
+TEST_FOLDERS = frozenset({"tests", "test", "unittests", "unit_tests"})
 NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
 PROJECT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
 
@@ -86,7 +86,7 @@ def _import_roots(files: Iterable[str]) -> Iterator[str]:
 def _paths(
     files: Iterable[str], patterns: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths of code and of tests. Tests are folders named tests or test, conftest.py and files of a test's name. Other
+    """Paths of code and of tests. Tests are folders of a usual name, conftest.py and files of a test's name. Other
     Python is code, except setup.py and folders in NO_PACKAGE.
     """
     tests: set[str] = set()
@@ -99,7 +99,7 @@ def _paths(
         depth = next((i for i, part in enumerate(folders) if part in TEST_FOLDERS), None)
         if depth is not None:
             tests.add("/".join(folders[: depth + 1]))
-        elif pure.name == "conftest.py" or is_test(path, (*USUAL_PATTERNS, *patterns)):
+        elif pure.name == "conftest.py" or is_test(path, (*TEST_PATTERNS, *patterns)):
             tests.add(path)
         elif not folders:
             if pure.name != "setup.py":

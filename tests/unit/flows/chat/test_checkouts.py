@@ -59,6 +59,7 @@ LAYOUTS = {
         "services/flat/tests/test_b.py": TEST.replace("from shop", "from kit"),
     },
     "single file": {"shop.py": CODE, "test_shop.py": TEST},
+    "tests beside code": {**PACKAGE, "shop/tests.py": TEST},
     "own rules": {
         "pytest.ini": RULES,
         **below("src", PACKAGE),
