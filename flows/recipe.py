@@ -444,11 +444,16 @@ def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(under)
-    for key, value in over.items():
-        both_tables = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = _merged(result[key], value) if both_tables else value
-    return result
+    return dict(under) | {key: _replaced(under.get(key), value) for key, value in over.items()}
+
+
+def _replaced(old: Any, new: Any) -> Any:
+    """The value of a key: tables merge, and false in place of a table removes it, because TOML has no null."""
+    if not isinstance(old, dict):
+        return new
+    if isinstance(new, dict):
+        return _merged(old, new)
+    return None if new is False else new
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -473,4 +478,4 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"override {key}: {name} is {table!r}, wanted a section")
         values = table
-    values[last] = value
+    values[last] = value if isinstance(value, dict) else _replaced(values.get(last), value)

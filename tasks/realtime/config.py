@@ -1,7 +1,7 @@
 """Settings of one real-time cycle."""
 
 import math
-from typing import Self
+from typing import Any, Self
 
 from pydantic import (
     Field,
@@ -16,7 +16,7 @@ from ostinato.infra.platform.record import Record, Share
 from ostinato.tasks.evaluation.config import GateConfig
 from ostinato.tasks.reinforcement.learning.config import LearningConfig, ObjectiveConfig
 
-MEASURES = 4  # measures of the guard, any of which can show that users are worse off
+MEASURES = 8  # measures of the guard, any of which can show that users are worse off
 TEST_LINE = "tests"  # line that is served only when it is requested by name
 
 
@@ -54,6 +54,8 @@ class GuardConfig(Record):
     gets an equal part, Holm's correction within a look)"""
     latency_growth: float = Field(default=1.25, ge=1)
     """factor of the median latency below which a rise never counts"""
+    token_growth: float = Field(default=1.25, ge=1)
+    """factor of the median number of generated tokens below which a rise never counts"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -171,7 +173,8 @@ class CycleConfig(Record):
     learning: LearningConfig = LearningConfig()
     canary: CanaryConfig | None = None
     """A/B test of a candidate that passed the gate: it first answers a share of the sessions, and the
-    behaviour of these users promotes or withdraws it; None: the gate promotes"""
+    behaviour of these users promotes or withdraws it; None or false: the gate promotes. Without this table a
+    recipe has one with the defaults, unless it has simulated users, of whom a canary takes no account"""
     simulated_users: SimulatedUsersConfig | None = None
     """seeded program that stands in for people; None: real traffic only"""
 
@@ -180,6 +183,15 @@ class CycleConfig(Record):
         if self.deadline_seconds is None:
             return None
         return opened_at + self.deadline_seconds - self.gate_seconds
+
+    @model_validator(mode="before")
+    @classmethod
+    def _canary_where_people_are_served(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        default = None if values.get("simulated_users") else {}
+        canary = values.get("canary", default)
+        return values | {"canary": None if canary is False else canary}
 
     @model_validator(mode="after")
     def _time_to_train(self) -> Self:

@@ -120,7 +120,8 @@ def run_canary(
     told = observe(ready)
     report = judge_canary(told, guard, share, guard.minimum_seconds)
     sessions = {CONTROL: set(), CANDIDATE: set()}
-    wanted = min(report.measures[1].control_count, report.measures[1].candidate_count)
+    (judged,) = (measure for measure in report.measures if measure.name == "edit_judged")
+    wanted = min(judged.control_count, judged.candidate_count)
     answers = 0
     while min(map(len, sessions.values())) < wanted:
         sessions[told[answers].arm].add(told[answers].session_id)

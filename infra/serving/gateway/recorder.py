@@ -78,7 +78,7 @@ class InteractionRecorder:
         self.counters: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     async def keep(self, interaction: Interaction, transcript: Transcript) -> None:
-        """Stores an interaction and the latency that its user saw. A repeated id stores nothing more.
+        """Stores an interaction, its latency and its number of generated tokens. A repeated id stores nothing more.
 
         When the store fails, the record is lost, which is logged and counted; the user keeps the answer.
         """
@@ -171,7 +171,11 @@ class InteractionRecorder:
         if kept is not None and kept.object_key != key:  # the other request was first
             self._objects.delete(key)
             return
-        measured = {Signal.LATENCY_SECONDS: interaction.latency_seconds}
+        generated = sum(segment.sampled_tokens for segment in transcript.segments)
+        measured = {
+            Signal.LATENCY_SECONDS: interaction.latency_seconds,
+            Signal.GENERATED_TOKENS: float(generated),
+        }
         if interaction.is_abandoned:
             measured[Signal.ABANDONED] = 1.0
         for signal, value in measured.items():

@@ -15,14 +15,16 @@ class Signal(StrEnum):
     ABANDONED = "abandoned"  # the user left before looking
     THUMBS_UP = "thumbs_up"
     THUMBS_DOWN = "thumbs_down"
-    LATENCY_SECONDS = "latency_seconds"  # how long the user waited; only the gateway reports it
+    # only the gateway reports these
+    LATENCY_SECONDS = "latency_seconds"  # how long the user waited
+    GENERATED_TOKENS = "generated_tokens"  # tokens of the answer, or of all turns of an agent
 
 
-GATEWAY_SIGNALS = frozenset({Signal.LATENCY_SECONDS})
+GATEWAY_SIGNALS = frozenset({Signal.LATENCY_SECONDS, Signal.GENERATED_TOKENS})
 """Signals that clients may not send: the gateway measures them."""
 OWN_FEEDBACK = "gateway/"
 """Prefix of the gateway's own feedback ids."""
-_MEASURES = frozenset({Signal.EDIT_SURVIVED, Signal.LATENCY_SECONDS})
+_MEASURES = GATEWAY_SIGNALS | {Signal.EDIT_SURVIVED}
 
 
 def is_informative(signal: str, value: float) -> bool:

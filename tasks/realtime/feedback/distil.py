@@ -119,6 +119,8 @@ def _feedback_terms(feedback: Sequence[FeedbackRow], config: DistilConfig) -> di
                 excess = event.value / config.latency_target_seconds - 1
                 if excess > 0:
                     terms["latency"] = weights.latency * min(1.0, excess)
+            case Signal.GENERATED_TOKENS:
+                pass  # the guard's measure, no reward
             case _:
                 terms[signal.value] = weight_by_signal[signal.value] * share
     return terms

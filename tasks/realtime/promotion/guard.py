@@ -1,10 +1,10 @@
 """The online guard: tests whether users of the candidate arm are worse off.
 
-`observe` makes one observation of each interaction. `compare_arms` makes one-sided tests of kept edits,
-of judged edits, of dissatisfied follow-ups and of latency, with Holm's correction. `judge_canary` makes
-the sequence of such tests over a canary. Sessions are the unit of randomisation, so each counts once,
-however long it is. Nothing is promoted before users have judged enough sessions of both arms. The guard
-only advises; serving_line.py changes the champion.
+`observe` makes one observation of each interaction. `compare_arms` makes a one-sided test of each measure (edits
+kept, judged, and still there after 10 and 60 minutes; dissatisfied follow-ups; abandoned answers; latency; generated
+tokens) with Holm's correction. `judge_canary` makes the sequence of such tests over a canary. Sessions are the unit
+of randomisation, so each counts once, however long it is. Nothing is promoted before users have judged enough
+sessions of both arms. The guard only advises; serving_line.py changes the champion.
 """
 
 import math
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal
 
-import numpy as np
 import scipy  # not scipy.stats, which takes a second: it loads when first used
 from pydantic import Field
 
@@ -28,6 +27,19 @@ CONTROL, CANDIDATE = "control", "candidate"
 # p-values below which sessions were not assigned by the share, so that arms cannot be compared
 _MISMATCH_P = 1e-4  # at a look
 _EARLY_MISMATCH_P = 1e-6  # before a look, where it is tested after every session
+_MOST_OF_AN_EDIT = 0.5  # share of its lines
+# measure: field of ArmObservation, and the direction in which the measure is worse
+_SHARES: dict[str, tuple[str, Literal["less", "greater"]]] = {
+    "edit_kept": ("kept", "less"),
+    # users who stop giving feedback must not count as users who keep their edits
+    "edit_judged": ("is_judged", "less"),
+    "edit_survived_10_minutes": ("survived_10_minutes", "less"),
+    "edit_survived_60_minutes": ("survived_60_minutes", "less"),
+    "dissatisfied": ("dissatisfied", "greater"),
+    "abandoned": ("abandoned", "greater"),
+}
+# measure, which is worse when its median is greater: setting with the factor below which a rise never counts
+_MEDIANS = {"latency_seconds": "latency_growth", "generated_tokens": "token_growth"}
 
 
 class ArmObservation(StageRecord):
@@ -39,8 +51,20 @@ class ArmObservation(StageRecord):
         default="", description="interaction; its last observation replaces earlier ones"
     )
     kept: bool | None = Field(description="False: reverted; None: neither kept nor reverted")
-    dissatisfied: bool
+    survived_10_minutes: bool | None = None
+    """whether half of the edit's lines were there at the first report between 10 and 60 minutes after the answer;
+    None: no report"""
+    survived_60_minutes: bool | None = None
+    """the same at the first report after 60 minutes"""
+    dissatisfied: bool = Field(description="whether a follow-up complained")
+    abandoned: bool = Field(default=False, description="whether the user left before looking")
     latency_seconds: float | None
+    generated_tokens: float | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the user kept or reverted the edit."""
+        return self.kept is not None
 
 
 class Advice(StrEnum):
@@ -89,18 +113,33 @@ def observe(rows: Sequence[InteractionRow]) -> list[ArmObservation]:
             outcome = reverted is None or (
                 kept is not None and kept.created_at > reverted.created_at
             )
-        latency = said.get(Signal.LATENCY_SECONDS)
+        latency, tokens = said.get(Signal.LATENCY_SECONDS), said.get(Signal.GENERATED_TOKENS)
         observations.append(
             ArmObservation(
                 arm=row.arm,
                 session_id=row.session_id,
                 interaction_id=row.interaction_id,
                 kept=outcome,
-                dissatisfied=Signal.DISSATISFIED_FOLLOW_UP in said or Signal.ABANDONED in said,
+                survived_10_minutes=_survived(row, 600.0, 3_600.0),
+                survived_60_minutes=_survived(row, 3_600.0, math.inf),
+                dissatisfied=Signal.DISSATISFIED_FOLLOW_UP in said,
+                abandoned=Signal.ABANDONED in said,
                 latency_seconds=latency.value if latency is not None else None,
+                generated_tokens=tokens.value if tokens is not None else None,
             )
         )
     return observations
+
+
+def _survived(row: InteractionRow, from_seconds: float, to_seconds: float) -> bool | None:
+    """Whether half of the edit was there at the first report of an age in [from_seconds, to_seconds). None: no report."""
+    reports = [
+        (event.created_at, event.value)
+        for event in row.feedback
+        if event.signal == Signal.EDIT_SURVIVED
+        and from_seconds <= event.created_at - row.created_at < to_seconds
+    ]
+    return min(reports)[1] >= _MOST_OF_AN_EDIT if reports else None
 
 
 def settled(
@@ -226,7 +265,7 @@ def _first_sufficient(
 
 
 def _sessions_of(observations: Sequence[ArmObservation], arm: str) -> list[ArmObservation]:
-    """One observation for each session of the arm: majorities of its interactions and their median latency."""
+    """One observation for each session of the arm: majorities of its interactions, and medians of what has a value."""
     sessions: defaultdict[str, dict[str, ArmObservation]] = defaultdict(dict)
     for number, seen in enumerate(observations):
         if seen.arm == arm:
@@ -237,15 +276,18 @@ def _sessions_of(observations: Sequence[ArmObservation], arm: str) -> list[ArmOb
 def _summarise(session: Sequence[ArmObservation]) -> ArmObservation:
     if len(session) == 1:
         return session[0]
-    kept = _kept(session)
-    latencies = [seen.latency_seconds for seen in session if seen.latency_seconds is not None]
-    return session[0].model_copy(
-        update={
-            "kept": 2 * sum(kept) > len(kept) if kept else None,
-            "dissatisfied": 2 * sum(seen.dissatisfied for seen in session) >= len(session),
-            "latency_seconds": statistics.median(latencies) if latencies else None,
-        }
-    )
+    summary: dict[str, bool | float | None] = {}
+    for field, worse in _SHARES.values():
+        if field in ArmObservation.model_fields:
+            values = _values(session, field)
+            most = sum(values) + (
+                0.5 if worse == "greater" else 0
+            )  # of equal halves the bad one counts
+            summary[field] = 2 * most > len(values) if values else None
+    for field in _MEDIANS:
+        values = _values(session, field)
+        summary[field] = statistics.median(values) if values else None
+    return session[0].model_copy(update=summary)
 
 
 def _find_mismatch(
@@ -283,26 +325,19 @@ def compare_arms(observations: Sequence[ArmObservation], config: GuardConfig) ->
         )
     if missing:
         return GuardReport(advice=Advice.WAIT, reason=missing, measures=())
+    arms = control, candidate
     measures = [
-        _proportion("edit_kept", _kept(control), _kept(candidate), config, worse="less"),
-        # users who stop giving feedback must not count as users who keep their edits
-        _proportion(
-            "edit_judged",
-            [seen.kept is not None for seen in control],
-            [seen.kept is not None for seen in candidate],
-            config,
-            worse="less",
+        *(
+            _proportion(name, *(_values(arm, field) for arm in arms), config, worse=worse)
+            for name, (field, worse) in _SHARES.items()
         ),
-        _proportion(
-            "dissatisfied",
-            [seen.dissatisfied for seen in control],
-            [seen.dissatisfied for seen in candidate],
-            config,
-            worse="greater",
+        *(
+            _median(name, *(_values(arm, name) for arm in arms), config, getattr(config, growth))
+            for name, growth in _MEDIANS.items()
         ),
-        _latency(control, candidate, config),
     ]
-    corrected = _holm(measures, config.significance)
+    told = [measure for measure in measures if measure.control_count or measure.candidate_count]
+    corrected = _holm(told, config.significance)
     worse = [measure for measure in corrected if measure.worse]
     figures = "; ".join(_describe(measure) for measure in (worse or corrected))
     return GuardReport(
@@ -325,19 +360,23 @@ def _kept(arm: Sequence[ArmObservation]) -> list[bool]:
     return [seen.kept for seen in arm if seen.kept is not None]
 
 
+def _values(arm: Sequence[ArmObservation], name: str) -> list[float]:
+    return [value for seen in arm if (value := getattr(seen, name)) is not None]
+
+
 def _proportion(
     name: str,
-    control: list[bool],
-    candidate: list[bool],
+    control: list[float],
+    candidate: list[float],
     config: GuardConfig,
     *,
     worse: Literal["less", "greater"],
 ) -> ArmMeasure:
     """Fisher's exact test: valid at any size, slightly conservative at small ones. The interval is made of Wilson's."""
-    successes = sum(candidate)
+    successes = int(sum(candidate))
     # the candidate's number of successes if they were assigned to arms at random
     random = scipy.stats.hypergeom(
-        len(control) + len(candidate), sum(control) + successes, len(candidate)
+        len(control) + len(candidate), int(sum(control)) + successes, len(candidate)
     )
     p_value = random.cdf(successes) if worse == "less" else random.sf(successes - 1)
     if not control and not candidate:  # scipy returns no number for two empty arms
@@ -355,35 +394,31 @@ def _proportion(
     )
 
 
-def _latency(
-    control: Sequence[ArmObservation], candidate: Sequence[ArmObservation], config: GuardConfig
+def _median(
+    name: str, control: list[float], candidate: list[float], config: GuardConfig, growth: float
 ) -> ArmMeasure:
-    """Rank test of latencies. A rise of the median below the factor `latency_growth` gets p = 1."""
-    before = np.array(
-        [seen.latency_seconds for seen in control if seen.latency_seconds is not None]
-    )
-    after = np.array(
-        [seen.latency_seconds for seen in candidate if seen.latency_seconds is not None]
-    )
+    """Rank test of values. A rise of the median below the factor `growth` gets p = 1."""
     p_value, medians, interval = 1.0, (0.0, 0.0), None
-    if len(before) and len(after):
-        medians = (float(np.median(before)), float(np.median(after)))
-        interval = _difference(*(_median_of(arm, config.significance) for arm in (before, after)))
-        if medians[1] > config.latency_growth * medians[0]:
-            p_value = float(scipy.stats.mannwhitneyu(after, before, alternative="greater").pvalue)
+    if control and candidate:
+        estimates = [_median_of(arm, config.significance) for arm in (control, candidate)]
+        medians = (estimates[0][0], estimates[1][0])
+        interval = _difference(*estimates)
+        if medians[1] > growth * medians[0]:
+            test = scipy.stats.mannwhitneyu(candidate, control, alternative="greater")
+            p_value = float(test.pvalue)
     return ArmMeasure(
-        name="latency_seconds",
+        name=name,
         control=medians[0],
         candidate=medians[1],
-        control_count=len(before),
-        candidate_count=len(after),
+        control_count=len(control),
+        candidate_count=len(candidate),
         difference=interval,
         p_value=p_value,
         worse=False,
     )
 
 
-def _share_of(successes: list[bool], significance: float) -> tuple[float, float, float]:
+def _share_of(successes: list[float], significance: float) -> tuple[float, float, float]:
     """A proportion with both ends of its interval. Without trials every proportion is possible."""
     if not successes:
         return 0.5, 0.0, 1.0
@@ -391,13 +426,13 @@ def _share_of(successes: list[bool], significance: float) -> tuple[float, float,
     return share, *wilson_interval(share, len(successes), confidence=1 - significance)
 
 
-def _median_of(values: np.ndarray, significance: float) -> tuple[float, float, float]:
+def _median_of(values: list[float], significance: float) -> tuple[float, float, float]:
     """A median with both ends of its interval, which are order statistics (Conover, Practical Nonparametric
     Statistics, 1999, section 3.2). They are infinite where there are too few values.
     """
-    ordered = [-math.inf, *np.sort(values).tolist(), math.inf]
+    ordered = [-math.inf, *sorted(values), math.inf]
     rank = int(scipy.stats.binom.ppf(significance / 2, len(values), 0.5))
-    return float(np.median(values)), ordered[rank], ordered[-1 - rank]
+    return statistics.median(values), ordered[rank], ordered[-1 - rank]
 
 
 def _difference(
@@ -413,11 +448,13 @@ def _difference(
 
 
 def _holm(measures: Sequence[ArmMeasure], significance: float) -> tuple[ArmMeasure, ...]:
-    """Holm's correction: compares the smallest p with alpha/m, the next with alpha/(m-1), until one fails."""
+    """Holm's correction for `MEASURES` tests, also where some measures have no values: compares the smallest p with alpha/m,
+    the next with alpha/(m-1), until one fails.
+    """
     order = sorted(range(len(measures)), key=lambda index: measures[index].p_value)
     corrected = list(measures)
     for rank, index in enumerate(order):
-        if measures[index].p_value > significance / (len(measures) - rank):
+        if measures[index].p_value > significance / (MEASURES - rank):
             break
         corrected[index] = measures[index].model_copy(update={"worse": True})
     return tuple(corrected)

@@ -3,6 +3,7 @@
 import pytest
 
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.toy_gateway import BROKEN, Toy
 
@@ -87,7 +88,7 @@ async def test_feedback_reaches_the_ledger_once_per_id(toy: Toy) -> None:
     assert answers == [{"stored": True, "feedback_id": "f"}] * 2
     (row,) = toy.ledger.interactions.since(0)
     assert ("edit_survived", 0.5) in [(said.signal, said.value) for said in row.feedback]
-    assert len(row.feedback) == 2  # latency and this one
+    assert len(row.feedback) == len(GATEWAY_SIGNALS) + 1
 
 
 async def test_feedback_on_another_tenants_interaction_is_unknown(toy: Toy) -> None:
@@ -101,7 +102,7 @@ async def test_feedback_on_another_tenants_interaction_is_unknown(toy: Toy) -> N
     ("change", "field"),
     [
         ({"signal": "liked"}, "signal"),
-        ({"signal": "latency_seconds"}, "signal"),
+        *(({"signal": signal}, "signal") for signal in GATEWAY_SIGNALS),
         ({"value": "much"}, "value"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.gateway.server import running_server, serve
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS
 from tests.fakes.toy_gateway import Toy
 
 pytestmark = pytest.mark.asyncio
@@ -48,9 +49,9 @@ async def test_client_that_leaves_a_stream_is_recorded_as_abandoned(
             async for line in answer.aiter_lines():
                 if '"content": "w' in line:
                     break
-        while not (rows := toy.ledger.interactions.since(0)) or len(rows[0].feedback) < 2:
+        while not (rows := toy.ledger.interactions.since(0)) or len(rows[0].feedback) < 3:
             await asyncio.sleep(0.01)
-    assert {said.signal for said in rows[0].feedback} == {"latency_seconds", "abandoned"}
+    assert {said.signal for said in rows[0].feedback} == {*GATEWAY_SIGNALS, "abandoned"}
 
 
 async def _lines(client: httpx2.AsyncClient) -> list[str]:

@@ -14,7 +14,7 @@ from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.arms import Arm, ArmTable
-from ostinato.infra.serving.gateway.signals import Signal
+from ostinato.infra.serving.gateway.signals import GATEWAY_SIGNALS, Signal
 from ostinato.tasks.realtime.config import SimulatedUsersConfig
 from ostinato.tasks.realtime.feedback.simulated_users import (
     SimulatedRequest,
@@ -78,7 +78,7 @@ async def run(
 
 def signals(toy: Toy) -> list[set[str]]:
     rows = toy.ledger.interactions.since(0)
-    return [{said.signal for said in row.feedback} - {"latency_seconds"} for row in rows]
+    return [{said.signal for said in row.feedback} - GATEWAY_SIGNALS for row in rows]
 
 
 async def test_solved_problems_are_kept_and_broken_ones_reverted(
@@ -243,5 +243,5 @@ async def test_with_real_boxes_and_tests_users_keep_what_really_passes(
         await server.close()
     assert report.counts["kept"] + report.counts["reverted"] == 8
     for row in toy.ledger.interactions.since(0):
-        said = {event.signal for event in row.feedback} - {"latency_seconds"}
+        said = {event.signal for event in row.feedback} - GATEWAY_SIGNALS
         assert said == {"edit_kept" if row.arm == "control" else "edit_reverted"}

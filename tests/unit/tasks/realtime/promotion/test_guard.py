@@ -29,15 +29,22 @@ def seen(
     *,
     kept: float = 0.6,
     dissatisfied: float = 0.2,
+    abandoned: float = 0.1,
+    survived: float = 0.8,
     latency: float = 5,
+    tokens: float = 400,
 ) -> list[ArmObservation]:
     return [
         ArmObservation(
             arm=arm,
             session_id=f"{arm}-{index}",
             kept=bool(rng.random() < kept),
+            survived_10_minutes=bool(rng.random() < survived) if rng.random() < 0.5 else None,
+            survived_60_minutes=bool(rng.random() < survived) if rng.random() < 0.5 else None,
             dissatisfied=bool(rng.random() < dissatisfied),
+            abandoned=bool(rng.random() < abandoned),
             latency_seconds=float(latency * rng.lognormal(0, 0.4)),
+            generated_tokens=float(tokens * rng.lognormal(0, 0.4)),
         )
         for index in range(count)
     ]
@@ -54,8 +61,12 @@ def test_too_little_evidence_waits() -> None:
     ("change", "measure"),
     [
         ({"kept": 0.3}, "edit_kept"),
+        ({"survived": 0.3}, "edit_survived_10_minutes"),
+        ({"survived": 0.3}, "edit_survived_60_minutes"),
         ({"dissatisfied": 0.5}, "dissatisfied"),
+        ({"abandoned": 0.4}, "abandoned"),
         ({"latency": 9}, "latency_seconds"),
+        ({"tokens": 700}, "generated_tokens"),
     ],
 )
 def test_each_way_of_being_worse_is_caught(change: dict[str, float], measure: str) -> None:
@@ -112,7 +123,21 @@ def test_revert_after_keep_counts_as_revert() -> None:
     )
     assert (both.kept, kept.kept, silent.kept) == (False, True, None)
     assert silent.latency_seconds == 3.0
-    assert observe([row(("abandoned", 1, 0))])[0].dissatisfied
+    assert observe([row(("abandoned", 1, 0))])[0].abandoned
+
+
+def test_an_edit_is_looked_at_after_10_and_60_minutes() -> None:
+    reports = [("edit_survived", value, at) for value, at in ((1, 599), (0.5, 600), (0, 3_599))]
+    early, late, none = observe(
+        [
+            row(*reports),
+            row(("edit_survived", 0.4, 9_000), ("edit_survived", 1, 9_001)),
+            row(reports[0]),
+        ]
+    )
+    assert (early.survived_10_minutes, early.survived_60_minutes) == (True, None)
+    assert (late.survived_10_minutes, late.survived_60_minutes) == (None, False)
+    assert (none.survived_10_minutes, none.survived_60_minutes) == (None, None)
 
 
 def mixed(rng: np.random.Generator, count: int, **worse: float) -> list[ArmObservation]:
@@ -125,7 +150,7 @@ QUICK = GuardConfig(looks=3, minimum_seconds=100.0)  # looks at 20, 40 and 80
 
 
 def test_canary_waits_then_is_promoted_once_it_is_old_enough() -> None:
-    told = mixed(np.random.default_rng(5), 100)
+    told = mixed(np.random.default_rng(0), 100)
     early, young, old = (
         judge_canary(told[:count], QUICK, 0.5, age).advice
         for count, age in ((159, 1e5), (160, 99.0), (160, 100.0))
@@ -350,11 +375,14 @@ def test_the_intervals_of_all_looks_hold_the_true_differences(
 
 def test_an_interval_of_too_few_values_is_not_told() -> None:
     rng = np.random.default_rng(0)
-    config = GuardConfig(minimum_sessions=5, minimum_judged_sessions=5, looks=1, significance=0.02)
+    config = GuardConfig(minimum_sessions=5, minimum_judged_sessions=5, looks=1)
     few = [*seen(CONTROL, 5, rng), *seen(CANDIDATE, 5, rng)]
+    few = [one.model_copy(update={"survived_10_minutes": None}) for one in few]
     report = compare_arms(few, config)
-    assert report.measures[-1].difference is None
-    assert report.reason.count(" to ") == 3
+    untold = [measure.name for measure in report.measures if measure.difference is None]
+    assert untold == ["latency_seconds", "generated_tokens"]
+    assert report.reason.count(" to ") == len(report.measures) - len(untold)
+    assert "edit_survived_10_minutes" not in report.reason  # nobody reported it
 
 
 def test_what_a_canary_can_see_is_what_it_sees() -> None:
@@ -370,3 +398,5 @@ def test_what_a_canary_can_see_is_what_it_sees() -> None:
         look = config.model_copy(update={"significance": config.significance / config.looks})
         caught += compare_arms(arms, look).advice is Advice.ROLL_BACK
     assert 0.68 <= caught / 200 <= 0.89, told
+    # to see it in any of eight measures costs one point
+    assert round(100 * told) == 15

@@ -38,8 +38,10 @@ async def test_interaction_is_recorded_with_tokens_arm_and_weight_version(toy: T
         4,
         "mutation",
     )
-    assert [(said.signal, said.value) for said in row.feedback] == [("latency_seconds", 0.0)]
     transcript = Transcript.from_bytes(toy.objects.get_bytes(row.object_key))
+    tokens = sum(segment.sampled_tokens for segment in transcript.segments)
+    measured = {said.signal: said.value for said in row.feedback}
+    assert measured == {"latency_seconds": 0.0, "generated_tokens": tokens}
     sampled = transcript.segments[0].loss_mask_T.sum()
     assert sampled == answer["usage"]["completion_tokens"] > 0
 
