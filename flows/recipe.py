@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +109,27 @@ class Recipe(Record):
         values = self.model_dump(mode="json")
         for key, value in changes.items():
             _set(values, key, value)
-        return _validated(values, Path(self.name))
+        return _validated(values, self.name)
 
-    def served_line(self, requested: str | None) -> str | None:
+    def served_line(self, requested: str | None, known: Collection[str]) -> str | None:
         """The line that a gateway serves: the requested one, else the recipe's, if it has one. ConfigError
-        when no line is requested and the recipe's is the line of tests.
+        when the requested one is unknown, and when none is requested and the recipe's is the line of tests.
+        `known`: lines that have a champion.
         """
-        if requested is None and self.serving.line == TEST_LINE:
+        if requested is not None:
+            self.require_line(requested, known)
+        elif self.serving.line == TEST_LINE:
             raise ConfigError(
                 f"recipe {self.name!r} has the serving line {TEST_LINE!r}, on which checkpoints may "
                 f"solve nothing, wanted --line {TEST_LINE} to serve it nevertheless"
             )
         return requested or self.serving.line
+
+    def require_line(self, line: str, known: Collection[str]) -> None:
+        """ConfigError for a serving line that is not the recipe's and has no champion."""
+        lines = {*known, TEST_LINE, self.serving.line or TEST_LINE}
+        if line not in lines:
+            raise ConfigError(f"--line {line} is no serving line, wanted one of {sorted(lines)}")
 
     @model_validator(mode="after")
     def _users_have_a_floor(self) -> "Recipe":
@@ -268,16 +277,17 @@ def load_recipe(
         _apply(values, override)
     fixed = None if seed is None else [*overrides, *(key for key, _ in dotted(changes or {}))]
     _seed_sections(values, Recipe, values.get("seed", 0), fixed)
-    _use_model_of_base(values, path)
-    return _validated(values, path)
+    source = " ".join((str(path), *(f"--set {override:.80}" for override in overrides)))
+    _use_model_of_base(values, source)
+    return _validated(values, source)
 
 
-def _validated(values: dict[str, Any], path: Path) -> Recipe:
-    _refuse_numbers(values, path)
+def _validated(values: dict[str, Any], source: str) -> Recipe:
+    _refuse_numbers(values, source)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain_mistakes(path, Recipe, error)) from None
+        raise ConfigError(explain_mistakes(source, Recipe, error)) from None
 
 
 def _find_recipe(name_or_path: str) -> Path:
@@ -290,23 +300,23 @@ def _find_recipe(name_or_path: str) -> Path:
     )
 
 
-def _refuse_numbers(value: Any, path: Path, key: str = "") -> None:
+def _refuse_numbers(value: Any, source: str, key: str = "") -> None:
     """Raises ConfigError for numbers that are not finite or exceed 64 bits, and for values nested too deep."""
     if key.count(".") > _MAX_DEPTH:
         raise ConfigError(
-            f"recipe {path}: {key[:60]} is more than {_MAX_DEPTH} levels deep, wanted less"
+            f"recipe {source}: {key[:60]} is more than {_MAX_DEPTH} levels deep, wanted less"
         )
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _refuse_numbers(inner, path, f"{key}.{name}" if key else str(name))
+            _refuse_numbers(inner, source, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            _refuse_numbers(inner, path, f"{key}.{index}")
+            _refuse_numbers(inner, source, f"{key}.{index}")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"recipe {path}: {key} is {value}, wanted a finite number")
+        raise ConfigError(f"recipe {source}: {key} is {value}, wanted a finite number")
     elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
         bits = value.bit_length()
-        raise ConfigError(f"recipe {path}: {key} has {bits} bits, wanted at most {_MAX_BITS}")
+        raise ConfigError(f"recipe {source}: {key} has {bits} bits, wanted at most {_MAX_BITS}")
 
 
 def is_reference(base_checkpoint: str) -> bool:
@@ -333,7 +343,7 @@ def base_directory(base_checkpoint: str) -> Path | None:
     return (RECIPES.parents[1] / base_checkpoint).resolve() if base_checkpoint else None
 
 
-def _use_model_of_base(values: dict[str, Any], path: Path) -> None:
+def _use_model_of_base(values: dict[str, Any], source: str) -> None:
     """Sets the recipe's `[model]` to the shape of its base checkpoint. A `[model]` that differs from it raises
     ConfigError. Only a longer context is allowed: rotary positions extend to it, so a recipe may train it.
     """
@@ -351,7 +361,7 @@ def _use_model_of_base(values: dict[str, Any], path: Path) -> None:
         is_there = file.is_file()
     if not is_there:
         why = f"base_checkpoint {name!r:.200} has no {file!s:.300}, wanted a checkpoint directory"
-        raise ConfigError(f"recipe {path}: {why}")
+        raise ConfigError(f"recipe {source}: {why}")
     spec = parse_json(str(file), read_bounded(file))
     if not isinstance(spec, dict):
         raise ConfigError(f"{file} holds a {type(spec).__name__}, wanted the shape of a model")
@@ -362,7 +372,7 @@ def _use_model_of_base(values: dict[str, Any], path: Path) -> None:
     for key, value in given.items():
         if key in spec and value != spec[key]:
             raise ConfigError(
-                f"recipe {path}: model.{key} = {value!r}, but {spec[key]!r} in {file}; leave [model] "
+                f"recipe {source}: model.{key} = {value!r}, but {spec[key]!r} in {file}; leave [model] "
                 'out to continue from the base checkpoint, or write base_checkpoint = "" to start from '
                 "random weights of another shape"
             )
@@ -459,13 +469,13 @@ def _replaced(old: Any, new: Any) -> Any:
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not all(key.strip().split(".")):
-        raise ConfigError(f"override {override!r}: wanted section.key=value")
+        raise ConfigError(f"--set {override!r}: wanted section.key=value")
     try:
         (value,) = [None] if text == "null" else parse_toml(f"value = {text}").values()
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         if not _BARE_WORD.fullmatch(text):
             raise ConfigError(
-                f"override {key}: value {text[:200]!r} is not TOML ({error}); quote a string with spaces"
+                f"--set {key}: value {text[:200]!r} is not TOML ({error}); quote a string with spaces"
             ) from None
         value = text
     _set(values, key.strip(), value)
@@ -476,6 +486,6 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     for name in sections:
         table = values.setdefault(name, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"override {key}: {name} is {table!r}, wanted a section")
+            raise ConfigError(f"{key}: {name} is {table!r}, wanted a section")
         values = table
     values[last] = value if isinstance(value, dict) else _replaced(values.get(last), value)

@@ -2,15 +2,14 @@
 
 import difflib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 
-def explain_mistakes(path: Path, recipe: type[BaseModel], error: ValidationError) -> str:
+def explain_mistakes(source: str, recipe: type[BaseModel], error: ValidationError) -> str:
     """A line for each mistake: the key, the value seen and what is wrong with it, and for an unknown key the known ones."""
-    lines = [f"recipe {path} has {error.error_count()} mistake(s):"]
+    lines = [f"recipe {source} has {error.error_count()} mistake(s):"]
     for mistake in error.errors(include_url=False):
         key = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":

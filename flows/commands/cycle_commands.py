@@ -34,8 +34,13 @@ def show(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
 ) -> CommandResult:
     """Lists the cycles of the line, oldest first: window, initial checkpoint, outcome."""
+    name = _line(recipe, line, settings)
     with contextlib.closing(open_ledger(load_settings())) as ledger:
-        rows = ledger.cycles.history(_line(recipe, line, settings))
+        rows = ledger.cycles.history(name)
+        if not rows:
+            load_recipe(recipe, overrides=settings or ()).require_line(
+                name, ledger.promotions.lines()
+            )
 
     def print_rows() -> None:
         for row in rows:

@@ -30,7 +30,8 @@ def main() -> None:
     try:
         choice = choice_of(options)
         context = StageContext.open(choice.name, options=RunOptions(overrides=choice.overrides))
-        line = realtime.serving_line(context, context.recipe.served_line(options.line)).name
+        served = context.recipe.served_line(options.line, context.ledger.promotions.lines())
+        line = realtime.serving_line(context, served).name
         while context.ledger.promotions.current(line) is None:
             logger.info("line=%s waits_for=a checkpoint that passed its gate", line)
             time.sleep(WAIT_SECONDS)

@@ -41,6 +41,7 @@ from ostinato.infra.platform.cluster.workspace import (
 )
 from ostinato.infra.platform.errors import ClusterError, ConfigError
 from ostinato.infra.platform.extras import find_missing
+from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.tenants import FILE_NAME as KEYS
@@ -80,9 +81,14 @@ def running_up(settings: Settings) -> UpState | None:
     return state if state is not None and is_alive(state.process) else None
 
 
+def _known_lines(settings: Settings) -> list[str]:
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        return ledger.promotions.lines()
+
+
 def up(settings: Settings, recipe: RecipeChoice, line: str | None, console: Console) -> None:
     """Starts everything and keeps it running until Ctrl-C. A service that dies is restarted."""
-    served = recipe.load().served_line(line)
+    served = recipe.load().served_line(line, _known_lines(settings) if line else ())
     recipe = recipe.with_whole_path()
     before = running_up(settings)
     if before is not None:

@@ -63,7 +63,7 @@ def typed(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[st
         ("recipe list", dict),
         ("status", list),
         ("keys add acme", dict),
-        ("cycle show --line toy", list),
+        ("cycle show --line tests", list),
         ("plan --recipe nano --gpus 2 --chip h200", dict),
     ],
 )

@@ -141,9 +141,13 @@ def test_gateway_serves_the_line_of_tests_only_when_asked_by_name(
 ) -> None:
     quick = open_context(tmp_path, "quick", TESTS)
     with pytest.raises(ConfigError, match="wanted --line tests to serve it nevertheless"):
-        quick.recipe.served_line(None)
-    assert quick.recipe.served_line("tests") == "tests"
-    assert open_context(tmp_path, "mine", MINE).recipe.served_line(None) == "mine"
+        quick.recipe.served_line(None, [])
+    assert quick.recipe.served_line("tests", []) == "tests"
+    mine = open_context(tmp_path, "mine", MINE).recipe
+    assert mine.served_line(None, []) == "mine"
+    assert mine.served_line("other", ["other"]) == "other"
+    with pytest.raises(ConfigError, match=r"--line mien .* wanted one of \['mine', 'tests'\]"):
+        mine.served_line("mien", [])
 
 
 def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(

@@ -38,6 +38,14 @@ def test_line_of_a_changed_recipe_is_meant(home: Path) -> None:
     assert [row["line"] for row in json.loads(shown.stdout)] == ["mine"]
 
 
+def test_a_line_that_nobody_has_is_refused(home: Path) -> None:
+    arguments = ["cycle", "show", "--line", "mien"]
+    with pytest.raises(ConfigError, match=r"--line mien .* wanted one of \['nano', 'tests'\]"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    with pytest.raises(ConfigError, match="--line mien is no serving line"):
+        CliRunner().invoke(app, ["up", "--line", "mien"], catch_exceptions=False)
+
+
 @pytest.mark.parametrize(("command", "outcome"), [("skip", "skipped"), ("close", "refused")])
 def test_open_cycle_ends_by_hand(home: Path, command: str, outcome: str) -> None:
     [row] = json.loads(run("cycle", "show", "--json"))
