@@ -4,18 +4,31 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import SupportsFloat
 
 import xxhash
 
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Problem, Trajectory
-from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.config import SAMPLERS, RolloutConfig
 from ostinato.tasks.rollout.records import AttemptRequest
 
 logger = logging.getLogger(__name__)
 _RETRY_WAIT_SECONDS = 0.5  # before the first retry
+_MAX_TEMPERATURE = 10.0  # above it tokens are nearly uniform
 
 AttemptFunction = Callable[[AttemptRequest], Awaitable[Trajectory]]
+# From a problem, the number of the attempt in its group, the attempts per group and the temperature of the recipe,
+# the temperature of the attempt. It depends on nothing else, so that a resumed run samples alike.
+AttemptTemperature = Callable[[Problem, int, int, float], float]
+
+
+def constant_temperature(
+    problem: Problem, attempt: int, group_size: int, temperature: float
+) -> float:
+    """The temperature of the recipe."""
+    return temperature
 
 
 class AttemptPool:
@@ -31,6 +44,7 @@ class AttemptPool:
         self._run_id = run_id
         self._config = config
         self._attempt = attempt
+        self._sampler: AttemptTemperature = SAMPLERS.load(config.sampler)
         self._on_change = on_change
         self._pending: deque[AttemptRequest] = deque()
         self._running: dict[asyncio.Task[Trajectory], AttemptRequest] = {}
@@ -60,9 +74,19 @@ class AttemptPool:
         suffix = f".r{retry}" if retry else ""
         trajectory_id = f"{group_id}.t{attempt}{suffix}"
         seed = xxhash.xxh3_64_intdigest(f"{self._config.seed}:{trajectory_id}".encode()) >> 1
-        return AttemptRequest(
-            trajectory_id, group_id, problem, attempt, retry, seed, self._config.temperature
-        )
+        temperature = self._temperature(problem, attempt)
+        return AttemptRequest(trajectory_id, group_id, problem, attempt, retry, seed, temperature)
+
+    def _temperature(self, problem: Problem, attempt: int) -> float:
+        """ConfigError when the sampler gives no temperature at which every token can be drawn."""
+        config = self._config
+        given = self._sampler(problem, attempt, config.group_size, config.temperature)
+        if not isinstance(given, SupportsFloat) or not 0 < float(given) <= _MAX_TEMPERATURE:
+            raise ConfigError(
+                f"sampler {config.sampler!r} gives attempt {attempt} at problem {problem.problem_id} the temperature "
+                f"{given!r:.200}, wanted a number above 0, at most {_MAX_TEMPERATURE:g}"
+            )
+        return float(given)
 
     def add(self, requests: Iterable[AttemptRequest]) -> None:
         self._pending.extend(requests)

@@ -38,6 +38,12 @@ CURRICULA = PluginGroup(
         "uniform": "ostinato.tasks.rollout.curriculum:uniform_weight",
     },
 )
+# Functions of type AttemptTemperature (attempts.py) by name.
+SAMPLERS = PluginGroup(
+    "ostinato.samplers",
+    "sampler",
+    {"constant": "ostinato.tasks.rollout.attempts:constant_temperature"},
+)
 
 
 class StalenessConfig(Record):
@@ -122,9 +128,22 @@ class RolloutConfig(Record):
     """most turns in one attempt of a rollout; fewer than the harness allows concentrate the reward on
     the first edits; None: the limit of the harness"""
     temperature: PositiveFloat = Field(default=1.0, description="sampling temperature of rollouts")
+    sampler: str = "constant"
+    """rule for the temperature of each attempt. constant: `temperature`; the entry point group
+    ostinato.samplers adds others"""
     seed: NonNegativeInt = Field(default=0, description="seed of problem choice and of sampling")
     staleness: StalenessConfig = StalenessConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+
+    @model_validator(mode="after")
+    def _known_sampler(self) -> Self:
+        SAMPLERS.refuse_unknown([self.sampler])
+        if self.forked_share and self.sampler != "constant":
+            raise ValueError(
+                f"sampler is {self.sampler!r} with forked_share={self.forked_share:g}, wanted 'constant' or "
+                "forked_share=0: an attempt that continues another one samples at its temperature"
+            )
+        return self
 
 
 class WorkerSetup(Record):

@@ -47,7 +47,8 @@ from ostinato.tasks.reinforcement.learning.config import (
     TrainerRequest,
 )
 from ostinato.tasks.reinforcement.learning.trainer import RLTrainer
-from ostinato.tasks.rollout.config import CurriculumConfig
+from ostinato.tasks.rollout.attempts import AttemptPool
+from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
@@ -68,6 +69,7 @@ PACKAGES = (
     "dialect",
     "admission",
     "curriculum",
+    "sampler",
     "engine",
     "objective",
     "stage",
@@ -115,6 +117,7 @@ def make_recipe(directory: Path, text: str) -> str:
         ('[harness]\ndialect = "full"\ntools = ["chess"]\n', "ostinato.tools"),
         ('[rollout.staleness]\nadmission = "chess"\n', "ostinato.admissions"),
         ('[rollout.curriculum]\nweight = "chess"\n', "ostinato.curricula"),
+        ('[rollout]\nsampler = "chess"\n', "ostinato.samplers"),
         ('[decoding]\nengine = "chess"\n', "ostinato.engines"),
         (
             '[pipeline]\nstages = ["pretraining", "mtp", "chess", "reinforcement"]\n',
@@ -138,11 +141,14 @@ def test_a_recipe_names_all_of_them_and_the_error_lists_them(tmp_path: Path) -> 
         "[environments.tallies]\ntrain = 3\n[grading.rewards]\nbrevity = -0.01\n"
         '[harness]\ndialect = "json"\ntools = ["read_file", "outline"]\n'
         '[rollout.staleness]\nadmission = "one_step_ahead"\n'
-        '[rollout.curriculum]\nweight = "small_first"\n[decoding]\nengine = "timed"\n'
+        '[rollout]\nsampler = "ladder"\n[rollout.curriculum]\nweight = "small_first"\n[decoding]\nengine = "timed"\n'
         '[learning.objective]\nadvantages = "leave_one_out"\nloss = "clipped_surrogate"\n'
     )
     recipe = load_recipe(make_recipe(tmp_path, text))
     assert recipe.environments == {"tallies": EnvironmentConfig(train=3)}
+    forked = '[rollout]\nsampler = "ladder"\nforked_share = 0.5\n'
+    with pytest.raises(ConfigError, match="wanted 'constant' or forked_share=0"):
+        load_recipe(make_recipe(tmp_path, forked))
     with pytest.raises(ConfigError, match="wanted one of verifiers, tallies"):
         load_recipe(make_recipe(tmp_path, "[environments.tallys]\n"))
 
@@ -259,6 +265,40 @@ def test_small_problems_are_drawn_first() -> None:
     curriculum = Curriculum(problems, config, group_size=8, seed=0)
     drawn = [curriculum.draw(()).last_line for _ in problems]
     assert sum(drawn[:10]) < sum(drawn[10:20]) < sum(drawn[20:])
+
+
+@pytest.mark.usefixtures("installed")
+def test_attempts_of_a_group_have_the_temperatures_of_the_sampler() -> None:
+    pool = make_pool("ladder")
+    found = [pool.request(make_problem("p"), "g", attempt).temperature for attempt in range(4)]
+    assert found == pytest.approx([2 / 3, 7 / 9, 8 / 9, 1.0])
+    assert pool.request(make_problem("p"), "g", 2, retry=1).temperature == found[2]
+
+
+@pytest.mark.parametrize("given", [0.0, -1.0, 11.0, float("nan"), float("inf"), None, "hot"])
+def test_a_temperature_at_which_nothing_can_be_sampled_ends_the_run(
+    given: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool("constant")
+    monkeypatch.setattr(pool, "_sampler", lambda *_: given)
+    with pytest.raises(
+        ConfigError, match="sampler 'constant' gives attempt 0 at problem p the temp"
+    ):
+        pool.request(make_problem("p"), "g", 0)
+
+
+def make_pool(sampler: str) -> AttemptPool:
+    async def attempt(_: AttemptRequest) -> Trajectory:
+        raise AssertionError
+
+    config = RolloutConfig(sampler=sampler, group_size=4)
+    return AttemptPool("run", config, attempt, on_change=lambda: None)
+
+
+@pytest.mark.parametrize("name", ["objective", "curriculum", "sampler", "stage"])
+def test_a_door_for_researchers_takes_forty_lines(name: str) -> None:
+    [module] = (EXAMPLES / name).glob("*.py")
+    assert len(module.read_text().splitlines()) <= 40
 
 
 @pytest.mark.usefixtures("installed")
