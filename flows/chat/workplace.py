@@ -236,13 +236,15 @@ async def open_workplace(
     box = await place.lease()
     try:
         run_tests, warning = None, ""
-        if warm_tests and layout.test_paths:
+        if not layout.test_paths:
+            warning = "no test can be run here: the repository has none"
+        else:
             try:
                 await place.test_server.start()
             except ProblemError as error:
                 warning = f"no test can be run here: {error}"
             chosen = choose_tests(place.test_server.tests, tests)
-            if chosen:
+            if warm_tests and chosen:
                 run_tests = make_test_runner(place.test_server, chosen, test_limit_seconds)
         environment = AgentEnvironment(box, run_tests=run_tests, baseline=files, code_search=search)
         left_out = tuple(name for name in list_names(root) if name not in files)

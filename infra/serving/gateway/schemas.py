@@ -324,6 +324,7 @@ class AgentAnswer(Wire):
     interaction_id: str
     status: str
     detail: str
+    warning: str = Field(default="", description="why no test can be run; empty: tests can")
     final_message: str
     diff: str = Field(
         description="unified diff against the files the user had when the session began"

@@ -34,7 +34,9 @@ def test_types_are_told_of_every_name() -> None:
     stub = ast.parse((ROOT / "__init__.pyi").read_text())
     told: set[str] = set()
     for line in stub.body:
-        if isinstance(line, ast.ImportFrom):  # a checker takes only `import A as A` for a public name
+        if isinstance(
+            line, ast.ImportFrom
+        ):  # a checker takes only `import A as A` for a public name
             told |= {name.name for name in line.names if name.asname == name.name}
         elif isinstance(line, ast.Assign):
             told |= {target.id for target in line.targets if isinstance(target, ast.Name)}

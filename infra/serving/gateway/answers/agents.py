@@ -75,6 +75,7 @@ class AgentSession:
     answer: AgentAnswer | None = None  # the last one
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     working_on: str = ""  # id of the interaction that holds the lock
+    warning: str = ""  # of the last message
 
 
 class AgentService:
@@ -246,7 +247,7 @@ class AgentService:
             async with self._workplaces.lease(
                 session.tenant, session.repository, session.files, session.test_ids
             ) as environment:
-                environment.state = session.state
+                environment.state, session.warning = session.state, environment.warning
                 transcript = await run_agent(
                     model,
                     self._renderer,
@@ -326,6 +327,7 @@ def _write_answer(
         interaction_id=interaction.interaction_id,
         status=transcript.end_reason.value,
         detail=_public_detail(transcript),
+        warning=session.warning,
         final_message=transcript.final_message,
         diff=describe_changes(pristine, session.files_at_start, changed),
         changed_files={

@@ -74,17 +74,20 @@ class RepositoryWorkplaces:
         self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
         async with self._place(tenant, repository) as place:
+            warning = ""
             if test_ids is None:
-                test_ids = await _collect_tests(place)
+                test_ids, warning = await _collect_tests(place)
             sandbox = await place.lease(files)
             try:
-                yield make_workplace(
+                environment = make_workplace(
                     sandbox,
                     place.test_server,
                     test_ids=test_ids,
                     test_limit_seconds=self._test_limit_seconds,
                     search=self._search,
                 )
+                environment.warning = warning
+                yield environment
             finally:
                 await place.release(sandbox)
 
@@ -102,16 +105,16 @@ class RepositoryWorkplaces:
             await place.close()
 
 
-async def _collect_tests(place: RepositoryEnvironment) -> tuple[str, ...]:
-    """Every test of a repository. Empty when none can be collected."""
+async def _collect_tests(place: RepositoryEnvironment) -> tuple[tuple[str, ...], str]:
+    """Every test of a repository, and why there is none."""
     if not place.repository.test_paths:
-        return ()
+        return (), "no test can be run here: the repository has none"
     try:
         await place.test_server.start()
     except ProblemError as error:
         logger.warning("no_tests=%s", error)
-        return ()
-    return place.test_server.tests
+        return (), f"no test can be run here: {error}"
+    return place.test_server.tests, ""
 
 
 def changed_files(

@@ -234,3 +234,21 @@ def test_a_large_monorepo_is_described_in_linear_time() -> None:
     began = time.process_time()
     assert len(describe_checkout(files).import_roots) == 1_500
     assert time.process_time() - began < 5.0  # a search per project and file took minutes
+
+
+@pytest.mark.parametrize("warm_tests", [True, False])
+@pytest.mark.parametrize(
+    ("test", "warning"),
+    [({}, "the repository has none"), ({"test_a.py": "import nowhere_at_all\n"}, "nowhere_at_all")],
+)
+async def test_a_chat_without_tests_opens_with_a_warning_in_every_dialect(
+    test: dict[str, str], warning: str, *, warm_tests: bool, tmp_path: Path
+) -> None:
+    root = write(tmp_path / "shop", {"shop.py": CODE, **test})
+    async with open_workplace(
+        root, tmp_path / "copy", warm_tests=warm_tests, test_limit_seconds=60.0
+    ) as work:
+        assert work.warning.startswith("no test can be run here: ")
+        assert warning in work.warning
+        assert work.environment.run_tests is None
+        assert (await work.environment.sandbox.exec("cat shop.py", 30.0)).output.decode() == CODE

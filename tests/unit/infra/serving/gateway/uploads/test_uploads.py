@@ -225,3 +225,24 @@ async def test_few_are_open_and_one_tenant_has_half_of_them(toy: Toy) -> None:
         leave.set()
     assert await files_of(uploads, "team", names[4]) == {"a.py": b""}
     await uploads.close()
+
+
+@pytest.mark.parametrize(
+    ("test", "warning"),
+    [
+        ({}, "the repository has none"),
+        ({"test_a.py": b"import nowhere_at_all\n"}, "nowhere_at_all"),
+    ],
+)
+async def test_an_answer_about_a_repository_without_tests_says_so(
+    toy: Toy, test: dict[str, bytes], warning: str
+) -> None:
+    async with served(toy) as as_tenant, as_tenant("key-of-team") as client:
+        code = {path: text for path, text in REPOSITORY.items() if not path.startswith("tests/")}
+        name = await send(client, zip_of({**code, **test}))
+        answer = (await client.post(SESSIONS, json=MESSAGE | {"repository": name})).json()
+        assert answer["warning"].startswith("no test can be run here: ")
+        assert warning in answer["warning"]
+        name = await send(client, zip_of(REPOSITORY))
+        answer = (await client.post(SESSIONS, json=MESSAGE | {"repository": name})).json()
+        assert answer["warning"] == ""
