@@ -3,10 +3,12 @@
 import ast
 import functools
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -218,15 +220,27 @@ def test_flows_import_without_torch_megatron_and_numba() -> None:
     assert [line for line in answer.stdout.splitlines() if len(line.split()) > 1] == []
 
 
-def test_help_loads_few_modules_and_none_that_computes() -> None:
+@pytest.mark.parametrize(
+    ("typed", "code", "allowed"),
+    [("--help", 0, set()), ("demoo", 2, set()), ("status", 0, {"scipy", "sqlalchemy"})],
+)
+def test_what_is_typed_often_loads_few_modules_and_none_that_computes(
+    typed: str, code: int, allowed: set[str], tmp_path: Path
+) -> None:
+    heavy = {"torch", "prefect", "scipy", "scipy.stats", "sqlalchemy", "matplotlib", "ray"}
     program = (
         "import sys; from typer.testing import CliRunner; from ostinato.flows.cli import app\n"
-        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        f"assert CliRunner().invoke(app, [{typed!r}]).exit_code == {code}\n"
         "print(sum(name.startswith('ostinato.') for name in sys.modules))\n"
-        "print(*{'torch', 'prefect', 'scipy', 'sqlalchemy', 'matplotlib', 'ray'} & set(sys.modules))"
+        f"print(*{heavy - allowed} & set(sys.modules))"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"OSTINATO_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert answer.returncode == 0, answer.stderr
