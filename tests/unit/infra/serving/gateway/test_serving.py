@@ -16,6 +16,7 @@ from ostinato.infra.agent.transcript import Transcript
 from ostinato.infra.platform.errors import ConfigError, StorageError
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
+from ostinato.infra.serving.engine.local import LocalEngine
 from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.server import running_server
 from ostinato.infra.serving.gateway.serving import (
@@ -86,6 +87,16 @@ def read_stream(text: str) -> tuple[list[str], dict[str, int]]:
     events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
     pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
     return [piece for piece in pieces if piece], events[-1]["usage"]
+
+
+async def test_the_engine_has_answered_before_the_gateway_is_open(
+    tmp_path: Path, plan: ServingPlan
+) -> None:
+    """What it loads and compiles with its first answer, no user waits for."""
+    async with served(tmp_path, plan) as (gateway, _):
+        engine = gateway.context.arms.control.model
+        assert isinstance(engine, LocalEngine)
+        assert engine.statistics()["generated_tokens"] == 2
 
 
 async def test_real_engine_and_sandbox_answer_and_leave_whole_records(
