@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from ostinato.flows.commands import models, replaying
-from ostinato.flows.commands.answers import CommandResult, answering
+from ostinato.flows.commands.answers import CommandResult, answering, launch_flow
 from ostinato.flows.commands.cycle_commands import cycles
 from ostinato.flows.commands.deploy_commands import deploy, deploy_files
 from ostinato.flows.commands.key_commands import keys
@@ -23,7 +23,6 @@ from ostinato.flows.commands.launching import (
     RecipeOption,
     SeedOption,
     SetOption,
-    launch_flow,
     make_options,
 )
 from ostinato.flows.commands.plan_commands import ChipOption, dry_run_flow, plan

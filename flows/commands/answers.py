@@ -1,18 +1,21 @@
-"""Results of commands: shown to a person, or printed as a JSON value with --json."""
+"""Results of commands, of flows too: shown to a person, or printed as a JSON value with --json."""
 
 import contextlib
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec
 
 import typer
 from pydantic_core import to_json
 
+from ostinato.flows.commands.launching import FlowFailed
+from ostinato.flows.python_api import open_home
 from ostinato.flows.stages.console import say
+from ostinato.flows.stages.forms import RunOptions
 
 _Parameters = ParamSpec("_Parameters")
 _JsonOption = Annotated[
@@ -60,6 +63,20 @@ def answering(command: Callable[_Parameters, CommandResult]) -> Callable[..., No
     )
     run.__annotations__ = {**command.__annotations__, "as_json": _JsonOption, "return": None}
     return run
+
+
+def launch_flow(
+    flow: str,
+    recipe: str,
+    seed: int | None,
+    options: RunOptions,
+    parameters: Mapping[str, Any] | None = None,
+) -> Any:
+    """The result of a flow for a command, which exits with the exit code of a flow that failed."""
+    try:
+        return open_home().start(recipe, flow, seed=seed, options=options, parameters=parameters)
+    except FlowFailed as error:
+        raise typer.Exit(error.code) from None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from ostinato.flows.stages.forms import RunOptions
 from ostinato.infra.platform.cluster.services import run_foreground
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.extras import require_extra
-from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.settings import Settings
 
 RecipeOption = Annotated[
     str, typer.Option(help="name of a shipped recipe, or the path of a TOML file")
@@ -71,20 +71,6 @@ def refuse_unknown_flow(flow: str) -> None:
     known = local_prefect.flow_names()
     if flow not in known:
         raise ConfigError(f"no flow named {flow}; flows: {', '.join(known)}")
-
-
-def launch_flow(
-    flow: str,
-    recipe: str,
-    seed: int | None,
-    options: RunOptions,
-    parameters: Mapping[str, Any] | None = None,
-) -> Any:
-    """The result of a flow for a command, which exits with the exit code of a flow that failed."""
-    try:
-        return run_flow_process(load_settings(), flow, recipe, seed, options, parameters)
-    except FlowFailed as error:
-        raise typer.Exit(error.code) from None
 
 
 def run_flow_process(

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ostinato.flows.commands.answers import CommandResult, answering
-from ostinato.flows.commands.launching import SetOption, launch_flow, make_options
+from ostinato.flows.commands.answers import CommandResult, answering, launch_flow
+from ostinato.flows.commands.launching import SetOption, make_options
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ostinato.flows.commands.answers import CommandResult, answering
+from ostinato.flows.commands.answers import CommandResult, answering, launch_flow
 from ostinato.flows.commands.launching import (
     RecipeOption,
     SeedOption,
     SetOption,
-    launch_flow,
     make_options,
 )
 from ostinato.flows.recipe import load_recipe, recipe_names
