@@ -13,7 +13,10 @@ from ostinato.infra.platform.errors import ConfigError
     ("arguments", "says"),
     [
         (["demo", "--recipe", "nope"], "recipe 'nope' not found"),
-        (["demo", "--set", "learning.nope=1"], r"(?s)--set learning.nope=1 has 1 .*nope: unknown key"),
+        (
+            ["demo", "--set", "learning.nope=1"],
+            r"(?s)--set learning.nope=1 has 1 .*nope: unknown key",
+        ),
         (["evaluate", "--checkpoint", "candidate/nano@99"], "'candidate/nano@99' is not in"),
         (["evaluate", "--checkpoint", "champion"], "'nano' has no checkpoint"),
         (["evaluate"], "recipe 'nano' has no trained checkpoint"),

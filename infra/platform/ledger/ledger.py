@@ -26,6 +26,7 @@ class Ledger:
         self.promotions = repositories.PromotionRepository(self.database)
         self.interactions = repositories.InteractionRepository(self.database)
         self.cycles = repositories.CycleRepository(self.database)
+        self.spending = repositories.SpendingRepository(self.database)
 
     def migrate(self) -> "Ledger":
         """Brings the schema to the newest revision. Safe from several processes."""

@@ -6,7 +6,7 @@ The journal of trajectories is in `journal`. Bytes of artifacts lie in the objec
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, or_, select
@@ -32,6 +32,7 @@ from ostinato.infra.platform.ledger.tables import (
     LINEAGE,
     PROMOTIONS,
     SCORECARDS,
+    SPENDING,
     R,
     RowTable,
 )
@@ -43,6 +44,7 @@ _INTERACTIONS_LOCK = 71_003
 _PROMOTIONS_LOCK = 71_004
 _EVENTS_LOCK = 71_005
 _CYCLES_LOCK = 71_006
+_SPENDING_LOCK = 71_007
 
 
 class LedgerRepository:
@@ -400,6 +402,24 @@ def _require_cycle(connection: Connection, cycle_id: str) -> CycleRow:
     if found is None:
         raise StorageError(f"cycle {cycle_id!r} is not in the ledger, wanted an opened one")
     return found
+
+
+class SpendingRepository(LedgerRepository):
+    """Tokens that accounts of the gateway used, by day."""
+
+    def add(self, tokens: Mapping[tuple[int, str], int], day: int) -> dict[str, int]:
+        """Adds tokens to the counts of (day, account), and returns all counts of `day` by account."""
+        if not tokens:
+            rows = self._list(SPENDING, SPENDING.c.day == day, order_by=SPENDING.c.account)
+            return {row.account: row.tokens for row in rows}
+        new = [{"day": day, "account": account, "tokens": 0} for day, account in tokens]
+        with self._database.write(_SPENDING_LOCK) as connection:
+            SPENDING.insert_absent(connection, new)
+            for (of_day, account), number in tokens.items():
+                is_this = SPENDING.equals(day=of_day, account=account)
+                SPENDING.update(connection, is_this, tokens=SPENDING.c.tokens + number)
+            rows = SPENDING.list(connection, SPENDING.c.day == day, order_by=SPENDING.c.account)
+        return {row.account: row.tokens for row in rows}
 
 
 class EventRepository(LedgerRepository):

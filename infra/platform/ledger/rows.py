@@ -140,6 +140,14 @@ class CycleRow(Row):
     closed_at: float | None = None
 
 
+class SpendingRow(Row):
+    """Tokens that an account of the gateway used on one day, at all gateways of the ledger."""
+
+    account: str
+    day: int = Field(description="days since 1970 (UTC)")
+    tokens: int
+
+
 class EventRow(Row):
     """One event."""
 

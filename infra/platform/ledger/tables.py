@@ -44,6 +44,7 @@ from ostinato.infra.platform.ledger.rows import (
     PromotionRow,
     Row,
     ScorecardRow,
+    SpendingRow,
 )
 
 METADATA = MetaData()
@@ -175,4 +176,5 @@ FEEDBACK = RowTable(
     indexed=("interaction_id",),
 )
 CYCLES = RowTable("cycles", CycleRow, key=("cycle_id",))
+SPENDING = RowTable("token_spending", SpendingRow, key=("account", "day"))
 EVENTS = RowTable("events", EventRow, key=("event_id",), is_numbered=True, indexed=("source",))

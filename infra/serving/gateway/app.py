@@ -16,6 +16,7 @@ from ostinato.infra.serving.gateway.answers.anthropic_messages import (
     AnthropicErrors,
 )
 from ostinato.infra.serving.gateway.answers.completions import ChatService, RecordedChats
+from ostinato.infra.serving.gateway.budgets import Budgets
 from ostinato.infra.serving.gateway.config import Caller, GatewayConfig
 from ostinato.infra.serving.gateway.context import GatewayContext
 from ostinato.infra.serving.gateway.failures import (
@@ -54,9 +55,10 @@ class Gateway:
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
         config = context.config
-        self.tenants = Tenants(config.tenants, context.issued_keys)
+        budgets = Budgets(context.ledger.spending)
+        self.tenants = Tenants(config.tenants, context.issued_keys, budgets)
         self.recorder = InteractionRecorder(
-            config.line, context.ledger, context.objects, context.wall_clock, self.tenants.spend
+            config.line, context.ledger, context.objects, context.wall_clock, budgets.spend
         )
         chats = RecordedChats(context, self.recorder)
         self.chat = ChatService(config, context.arms, context.renderer, chats, context.clock)

@@ -195,7 +195,9 @@ async def open_gateway(
             config, arms, renderer, workplaces, ledger, objects, uploaded, issued_keys
         )
         await models.apply(plan, arms)
-        yield OpenGateway(build_app(context), context, models)
+        app = build_app(context)
+        async with app.state.gateway.tenants.budgets.shared(context.wall_clock):
+            yield OpenGateway(app, context, models)
     finally:
         await models.close()
         await workplaces.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.serving.gateway.budgets import DAY_SECONDS, Budgets
 from ostinato.infra.serving.gateway.config import Caller, RateLimitConfig, TenantConfig
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys, digest_of, locked, write_private
@@ -50,18 +51,21 @@ class TokenBucket:
 
 
 FILE_NAME = "gateway_keys.json"
-DAY_SECONDS = 86_400.0
 _WAIT_SECONDS = 5.0  # after which running answers may have given back reserved tokens
 
 
 class Tenants:
     """All tenants of a gateway: those of its settings, and those with issued keys."""
 
-    def __init__(self, configs: tuple[TenantConfig, ...], issued: IssuedKeys | None = None) -> None:
-        self._issued = issued
+    def __init__(
+        self,
+        configs: tuple[TenantConfig, ...],
+        issued: IssuedKeys | None = None,
+        budgets: Budgets | None = None,
+    ) -> None:
+        self._issued, self.budgets = issued, budgets or Budgets()
         self._by_digest: dict[str, TenantConfig] = {}
         self._buckets: dict[str, tuple[RateLimitConfig, TokenBucket]] = {}
-        self._spent: dict[str, tuple[int, int]] = {}  # day and tokens by account
         self._reserved: Counter[str] = Counter()  # tokens of running answers by account
         names = [config.name for config in configs]
         for config in configs:
@@ -91,17 +95,11 @@ class Tenants:
             self._buckets[caller.account] = (limit, bucket)
         return 0.0 if bucket.take(now) else bucket.seconds_until_token(now)
 
-    def spend(self, account: str, tokens: int, wall_seconds: float) -> None:
-        """Counts the tokens of an answer against the day's budget."""
-        day = int(wall_seconds // DAY_SECONDS)
-        self._spent[account] = (day, tokens + self._spent_on(account, day))
-
     def tokens_left(self, caller: Caller, wall_seconds: float) -> int | None:
         """Tokens that the caller may still use today (UTC). None: no limit."""
         if caller.tokens_per_day is None:
             return None
-        spent = self._spent_on(caller.account, int(wall_seconds // DAY_SECONDS))
-        return max(0, caller.tokens_per_day - spent)
+        return max(0, caller.tokens_per_day - self.budgets.spent(caller.account, wall_seconds))
 
     def reserve(self, account: str, tokens: int) -> None:
         """Counts tokens that a running answer may use. A negative number gives them back."""
@@ -112,10 +110,6 @@ class Tenants:
     def reserved(self, account: str) -> int:
         """Tokens that the account's running answers may use."""
         return self._reserved[account]
-
-    def _spent_on(self, account: str, day: int) -> int:
-        seen, tokens = self._spent.get(account, (day, 0))
-        return tokens if seen == day else 0
 
 
 class Spending:
