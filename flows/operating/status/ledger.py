@@ -214,7 +214,8 @@ def _describe_test(test: SequentialTestStatus) -> str:
     promoted_from = _minute(test.promoted_from)
     return (
         f"{test.looks_done} of {test.looks} looks done{result}; not promoted before {promoted_from}; "
-        f"a worsening of {100 * test.detectable_difference:.0f} points is shown with probability 0.8"
+        f"the last look shows a fall from 50 % to {max(0.0, 50 - 100 * test.detectable_difference):.0f} % of all "
+        "sessions with probability 0.8"
     )
 
 

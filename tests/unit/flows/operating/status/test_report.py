@@ -191,6 +191,7 @@ def test_an_open_canary_is_told_with_its_arms_and_what_it_waits_for(tmp_path: Pa
     assert told.waits_for.startswith(wanted)
     assert "1 of 5 looks done, not worse: " in told.progress
     assert "not promoted before" in told.progress
+    assert "shows a fall from 50 % to 35 % of all sessions with probability 0.8" in told.progress
 
 
 def test_a_lock_is_told_with_its_holder(tmp_path: Path) -> None:
