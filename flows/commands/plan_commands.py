@@ -46,11 +46,18 @@ def plan(
         float | None,
         typer.Option(help="price in any currency; adds prices to the GPU-hours", min=0),
     ] = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option(help="bounds on staleness to simulate, such as staleness=0,1,2,4"),
+    ] = None,
 ) -> CommandResult:
     """Plans a recipe on a cluster: placement, layout, memory, step time. Trains nothing."""
     loaded = load_recipe(recipe, overrides=settings or ())
     chip = chip or find_gpus("--chip").chip
-    return _answer(loaded, gpus, chip, degrees or (), is_dry_run=dry_run, price=price_per_gpu_hour)
+    price = price_per_gpu_hour
+    return _answer(
+        loaded, gpus, chip, degrees or (), is_dry_run=dry_run, price=price, what_if=what_if
+    )
 
 
 def dry_run_flow(flow: str, recipe: Recipe, gpus: int | None, chip: str | None) -> CommandResult:
@@ -72,10 +79,11 @@ def _answer(
     *,
     is_dry_run: bool,
     price: float | None = None,
+    what_if: str | None = None,
 ) -> CommandResult:
     """A plan as a command's result. The exit code is 2 if the dry run does not agree with it."""
     make = load_entry(f"{PLANNING}:plan_recipe")
-    planned = make(recipe, gpus, chip, degrees, is_dry_run=is_dry_run, price=price)
+    planned = make(recipe, gpus, chip, degrees, is_dry_run=is_dry_run, price=price, what_if=what_if)
 
     def show() -> None:
         load_entry(f"{TABLES}:show")(planned, open_console())

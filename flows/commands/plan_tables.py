@@ -17,6 +17,11 @@ NOTE = (
     "An estimate of what the hardware allows with products in bf16, or all in FP8 where precision is mx128. Compared "
     "with published figures it is mostly too fast, by half (docs/cluster-plan.md)."
 )
+# docs/lab-log.md, 2026-11-27: ablations of nano, three seeds for the bounds, one for the ages
+COST_OF_AGE = (
+    "What age costs, measured on nano: bounds of 2 to 32 at a mean age of 1.2 versions -0.8 points of held-out solve rate, "
+    "which may be chance; a mean age of 3.9 versions -4.0 [-6.7, -1.3], of 9.5 versions -18.8 [-23.6, -14.0]."
+)
 
 
 def show(plan: RecipePlan, console: Console) -> None:
@@ -97,19 +102,28 @@ def _show_rollouts(plan: RecipePlan, placement: RlPlacement, console: Console) -
 
 
 def _show_simulation(plan: RecipePlan, console: Console) -> None:
-    """Prints the simulated run of the planned replicas, with the recipe's bound on staleness and a wider one."""
+    """Prints simulated runs of the planned replicas by their bound on staleness."""
+    placement = plan.placements[SEPARATE]
+    seconds = {
+        bound: placement.training.step.seconds / (1 - found.trainer_idle_ratio)
+        for bound, found in plan.simulated.items()
+    }
     rows = [
         {
             "max_staleness_versions": bound,
+            "seconds per step": f"{seconds[bound]:.1f}",
+            "steps per hour": f"{SECONDS_PER_HOUR / seconds[bound]:,.1f}",
+            **({"of synchronous": f"{seconds[0] / seconds[bound]:.2f}x"} if 0 in seconds else {}),
             "trainer idle": f"{found.trainer_idle_ratio:.0%}",
             "mean staleness": f"{found.staleness_mean:.1f}",
             "slots busy": f"{found.slots_busy_ratio:.0%}",
         }
         for bound, found in plan.simulated.items()
     ]
-    replicas = plan.placements[SEPARATE].rollouts.replicas
+    replicas = placement.rollouts.replicas
     title = f"simulated: {replicas} replicas, lengths of attempts log-normal"
     print_table(console, rows, title)
+    console.print(COST_OF_AGE, highlight=False, soft_wrap=True)
 
 
 def _show_hours(plan: RecipePlan, console: Console) -> None:

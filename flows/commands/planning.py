@@ -51,6 +51,7 @@ SEPARATE, COLOCATED = "separate", "colocated"
 PLACEMENTS = {SEPARATE: place_separately, COLOCATED: place_colocated}
 SECONDS_PER_HOUR = 3600
 WIDER = 16  # staleness bound of the second simulated row, times the recipe's
+MAX_BOUND = 256  # on staleness; a simulation takes steps in proportion to it
 DRY_RUN = "ostinato.tasks.planning.dry_run:main"
 
 
@@ -169,12 +170,15 @@ def plan_recipe(
     *,
     is_dry_run: bool,
     price: float | None = None,
+    what_if: str | None = None,
 ) -> RecipePlan:
     """Layouts, ranks, memory, time and replicas. `degrees` fix the layout of both stages; without them the
     fastest layout that fits is searched for each stage. ConfigError says why nothing fits. `is_dry_run`: also
-    builds one rank of each pipeline stage on the meta device and walks a step.
+    builds one rank of each pipeline stage on the meta device and walks a step. `what_if`: bounds on staleness to
+    simulate, such as staleness=0,1,2.
     """
-    plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), price)
+    bounds = () if what_if is None else parse_bounds(what_if)
+    plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), price, bounds)
     if not is_dry_run:
         return plan
     return plan.model_copy(update={"dry_run": walk_step(recipe, plan.pretraining)})
@@ -191,14 +195,30 @@ def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
     return degrees
 
 
+def parse_bounds(text: str) -> tuple[int, ...]:
+    """Bounds on staleness of a text such as staleness=0,1,2. ConfigError for another text."""
+    name, _, numbers = text.partition("=")
+    bounds = numbers.split(",")
+    if name != "staleness" or not all(
+        bound.isdigit() and int(bound) <= MAX_BOUND for bound in bounds
+    ):
+        raise ConfigError(
+            f"--what-if {text!r:.80}, wanted staleness=NUMBER,NUMBER,... with numbers up to {MAX_BOUND}"
+        )
+    return tuple(int(bound) for bound in bounds)
+
+
 def make_plan(
     recipe: Recipe,
     gpus: int,
     inputs: Inputs,
     degrees: dict[str, int],
     price: float | None = None,
+    bounds: Sequence[int] = (),
 ) -> RecipePlan:
-    """The plan of a recipe on `gpus` GPUs of a chip. `price`: per GPU-hour."""
+    """The plan of a recipe on `gpus` GPUs of a chip. `price`: per GPU-hour. `bounds`: on staleness, to simulate; the
+    recipe's and a wider one when there are none.
+    """
     spec = recipe.model
     pretraining = _plan(spec, gpus, pretraining_work(recipe), inputs, degrees)
     placements, refusals = _place(recipe, gpus, inputs, degrees)
@@ -222,7 +242,7 @@ def make_plan(
         refusals=refusals,
         options=options,
         publish=publish_bytes(spec, inputs),
-        simulated=_simulate(recipe, separate, inputs) if separate else {},
+        simulated=_simulate(recipe, separate, inputs, bounds) if separate else {},
         hours=hours,
     )
 
@@ -259,8 +279,10 @@ def _place(
     return placements, refusals
 
 
-def _simulate(recipe: Recipe, placement: RlPlacement, inputs: Inputs) -> dict[int, SimulatedRun]:
-    """Simulated runs under the recipe's bound on staleness and a wider one."""
+def _simulate(
+    recipe: Recipe, placement: RlPlacement, inputs: Inputs, bounds: Sequence[int]
+) -> dict[int, SimulatedRun]:
+    """Simulated runs by their bound on staleness. Without bounds: the recipe's and a wider one."""
     load = SimulatedLoad.of_plan(
         placement.rollouts,
         rollout_work(recipe, inputs),
@@ -269,8 +291,8 @@ def _simulate(recipe: Recipe, placement: RlPlacement, inputs: Inputs) -> dict[in
         publish_seconds=placement.swap_seconds,
     )
     bound = load.rollout.staleness.max_staleness_versions
-    bounds = (bound, WIDER * max(1, bound))
-    return {limit: Simulation(load.with_bound(limit)).run() for limit in bounds}
+    wanted = bounds or (bound, WIDER * max(1, bound))
+    return {limit: Simulation(load.with_bound(limit)).run() for limit in wanted}
 
 
 def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:

@@ -15,6 +15,7 @@ from ostinato.flows.commands.planning import (
     find_mismatch,
     learning_work,
     make_plan,
+    parse_bounds,
     parse_degrees,
     pretraining_work,
 )
@@ -119,6 +120,30 @@ def test_rl_takes_the_axes_that_pretraining_has_where_it_fits_no_other_way() -> 
     assert "--set pretraining.world_size=16" in shown
     assert "--set learning.world_size=8" in shown
     assert "--set learning.layout.context=4" in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["staleness", "staleness=", "staleness=-1", "age=1", "staleness=1,x"]
+)
+def test_what_if_that_names_no_bounds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="wanted staleness=NUMBER"):
+        parse_bounds(text)
+
+
+def test_what_if_compares_bounds_on_staleness_with_synchronous_rollouts() -> None:
+    """The same simulated run under each bound: a wider one never waits longer, and no group is older than its bound."""
+    recipe, bounds = load_recipe("qwen3_8b"), parse_bounds("staleness=0,1,4")
+    plan = make_plan(recipe, 8, load_inputs("h200"), {}, bounds=bounds)
+    found = list(plan.simulated.values())
+    assert tuple(plan.simulated) == (0, 1, 4)
+    idle = [run.trainer_idle_ratio for run in found]
+    assert idle == sorted(idle, reverse=True)
+    assert idle[0] > idle[2] + 0.05
+    assert found[0].staleness_mean == 0
+    assert all(run.staleness_mean <= bound for bound, run in plan.simulated.items())
+    shown = _shown(plan)
+    assert "1.00x" in shown
+    assert "What age costs, measured on nano" in shown
 
 
 def test_one_placement_that_fits_makes_a_plan_and_the_other_is_named_with_its_number() -> None:
