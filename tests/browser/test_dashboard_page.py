@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ostinato.infra.platform.settings import Settings
 from tests.browser.chromium import find_chromium
 from tests.fakes.open_canary import open_canary
 from tests.fakes.prefect_here import wait_until
-from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home
+from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home, note_start
 
 pytestmark = pytest.mark.browser
 PROGRAM = [sys.executable, "-P", "-c", "from ostinato.flows.cli import main; main()", "dashboard"]
@@ -85,6 +86,7 @@ def test_runs_are_laid_over_each_other_and_their_settings_compared(
         request = make_envelope("toy:main", SeededRequest(seed=seed))
         (directory / REQUEST).write_text(request.model_dump_json())
         ProgressWriter(directory).update(1, 1, solve_rate=0.5 + seed / 10, learning_rate=1e-4)
+        note_start(directory, time.time() - (18_000 if seed else 600))
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     expect.set_options(timeout=SLOW_MILLISECONDS)
@@ -97,8 +99,15 @@ def test_runs_are_laid_over_each_other_and_their_settings_compared(
     expect(page.locator("#settings")).to_contain_text("seed01")
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
+    expect(page.locator("#run-list .tabulator-col:visible .tabulator-col-title")).to_have_text(
+        ["recipe", "seed", "stage", "state", "headline", "started", "took"]
+    )
+    of_seed_1 = page.locator("#run-list .tabulator-row:has([tabulator-field='seed']:text-is('1'))")
+    expect(of_seed_1.locator(".tabulator-cell:visible")).to_have_text(
+        ["toy", "1", "reinforced", "not started", "solved 0.6", "5 h ago", "5 h"]
+    )
     # a plain click chooses one run alone
-    page.locator("#run-list .tabulator-row", has_text="toy-seed1").first.click()
+    of_seed_1.click()
     expect(page.locator("#panels")).not_to_contain_text("toy-seed0")
     page.locator("#smoothing").fill("0.5")
     expect(page.locator("#panels figure canvas")).to_have_count(2)

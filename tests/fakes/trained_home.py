@@ -2,7 +2,10 @@
 
 import json
 import math
+from pathlib import Path
 
+from ostinato.flows.stages.declared import START_FILE, StageStart
+from ostinato.infra.platform.artifacts import Identity
 from ostinato.infra.platform.cluster.workspace import ProgressWriter
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
@@ -72,6 +75,14 @@ def add_attempts(
     running = [AttemptRequest(f"{late}.t{at}", late, problem, at, 0, 0) for at in range(in_flight)]
     journal.reserve(running, weight_version=0)
     ledger.close()
+
+
+def note_start(directory: Path, began_at: float) -> None:
+    """Writes that a stage began in a run directory, as its flow does."""
+    kind, _, fingerprint = directory.name.rpartition("-")
+    identity = Identity(kind=kind, name="toy", settings_fingerprint="0", code={}, parents=())
+    start = StageStart(identity=identity, fingerprint=fingerprint, began_at=began_at)
+    (directory / START_FILE).write_text(start.model_dump_json())
 
 
 def _manifest(version: int) -> ChainManifest:

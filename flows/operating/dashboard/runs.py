@@ -29,7 +29,8 @@ class RunSummary(Record):
     """One stage with metrics, as a line of the list."""
 
     run: str = Field(description="folder below runs/, such as nano-seed0/reinforced-0a1b2c3d")
-    name: str = Field(description="recipe and seed")
+    recipe: str
+    seed: str
     stage: str = Field(description="kind of the artifact that the stage makes")
     state: str
     steps: float = Field(description="finished steps")
@@ -72,12 +73,14 @@ def _summary(directory: Path, parts: Mapping[str, StatusRow]) -> RunSummary:
     progress = read_record(directory / PROGRESS, Progress)
     start = read_record(directory / START_FILE, StageStart)
     row = parts.get(f"{name} {folder}")
+    recipe, _, seed = name.rpartition("-seed")
     numbers = {} if progress is None else progress.metrics
     headline = next((metric for metric in _HEADLINES if metric in numbers), "")
     value = numbers.get(headline)
     return RunSummary(
         run=f"{name}/{folder}",
-        name=name,
+        recipe=recipe,
+        seed=seed,
         stage=folder.rpartition("-")[0] or folder,
         state="unknown" if row is None else row.state,
         steps=0.0 if progress is None else progress.done,

@@ -28,11 +28,14 @@ export function rows(headings, lines) {
   })];
 }
 
-export function ago(seconds, now) {
+export function lasting(seconds) {
   if (seconds === null) return "";
-  const passed = Math.max(0, now - seconds);
-  if (passed < 120) return `${Math.round(passed)} s ago`;
-  return passed < 7200 ? `${Math.round(passed / 60)} min ago` : `${Math.round(passed / 3600)} h ago`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+}
+
+export function ago(instant, now) {
+  return instant === null ? "" : `${lasting(Math.max(0, now - instant))} ago`;
 }
 
 // A value that is not a number (a diverged loss) arrives as null.

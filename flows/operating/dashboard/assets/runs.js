@@ -1,10 +1,10 @@
 // The page of runs: their list, the plots of those that are chosen, and the settings in which these differ.
-import { ago, element, getJson, inAddress, replace, rounded, rows } from "./elements.js";
+import { ago, element, getJson, inAddress, lasting, replace, rounded, rows } from "./elements.js";
 import { drawPanels } from "./panels.js";
 
 const place = document.getElementById("panels");
 const pages = new Map(); // run -> { changed_at, page }
-let list, chosen = [], summaries = [], now = 0;
+let list, chosen = [], summaries = [];
 
 export function chosenRuns() {
   return chosen;
@@ -15,14 +15,18 @@ export function startRuns(choose) {
   list = new Tabulator("#run-list", {
     index: "run", layout: "fitColumns", height: "22em", placeholder: "nothing has been trained here",
     selectableRows: true, rowHeader: false,
+    // the whole text of a cell that cuts it, as an element, because a string would be read as HTML
+    columnDefaults: { tooltip: (event, cell) => element("span", cell.getElement().textContent) },
     columns: [
-      { title: "run", field: "name", headerFilter: "input", widthGrow: 2.2 },
+      { title: "recipe", field: "recipe", headerFilter: "input", widthGrow: 2.1 },
+      { title: "seed", field: "seed", widthGrow: 1.1 },
       { title: "stage", field: "stage", headerFilter: "input", widthGrow: 1.8 },
-      { title: "state", field: "state", widthGrow: 1.6 },
-      { title: "step", field: "steps", widthGrow: 1.5, formatter: (cell) => stepsOf(cell.getData()) },
-      { title: "newest", field: "value", widthGrow: 2.1, tooltip: (event, cell) => cell.getData().headline,
-        formatter: (cell) => headlineOf(cell.getData()) },
-      { title: "changed", field: "changed_at", widthGrow: 1.7, formatter: (cell) => ago(cell.getValue(), now) },
+      { title: "state", field: "state", widthGrow: 1.8 },
+      { title: "headline", field: "value", widthGrow: 2.2, formatter: (cell) => headlineOf(cell.getData()) },
+      { title: "started", field: "started", widthGrow: 1.7,
+        sorter: (text, otherText, row, other) => row.getData().began_at - other.getData().began_at },
+      { title: "took", field: "took", widthGrow: 1.2, formatter: (cell) => lasting(cell.getValue()) },
+      { field: "changed_at", visible: false }, // which sorts the list
     ],
   });
   list.on("rowClick", (event, row) => {
@@ -39,8 +43,8 @@ export function startRuns(choose) {
   return new Promise((built) => list.on("tableBuilt", built));
 }
 
-function stepsOf({ steps, total_steps }) {
-  return total_steps ? `${rounded(steps)}/${rounded(total_steps)}` : "";
+function stateOf({ state, steps, total_steps }) {
+  return state === "running" && total_steps ? `step ${rounded(steps)}/${rounded(total_steps)}` : state;
 }
 
 function headlineOf({ headline, value }) {
@@ -50,7 +54,11 @@ function headlineOf({ headline, value }) {
 
 // Shows the runs of a snapshot and redraws the chosen ones that have new steps.
 export async function updateRuns(snapshot) {
-  ({ runs: summaries, at: now } = snapshot);
+  // a cell is drawn again only when its own field changes
+  summaries = snapshot.runs.map((run) => ({
+    ...run, state: stateOf(run), started: ago(run.began_at, snapshot.at),
+    took: run.began_at === null ? null : run.changed_at - run.began_at,
+  }));
   const known = new Set(summaries.map(({ run }) => run));
   if (list.getData().some(({ run }) => !known.has(run))) await list.setData(summaries);
   else await list.updateOrAddData(summaries);

@@ -15,7 +15,7 @@ from ostinato.infra.platform.cluster.workspace import REQUEST, ProgressWriter, m
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 from tests.fakes.open_canary import open_canary
-from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home
+from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home, note_start
 
 LOGIN = ("ostinato", "drawn")
 
@@ -40,11 +40,14 @@ def client(
 def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
     settings = here(tmp_path)
     fill_home(settings)
+    note_start(tmp_path / "runs/toy-seed0/reinforced-bb", began_at=1_000.0)
     snapshot = SnapshotReader(settings).take()
     listed = {run.stage: run for run in snapshot.runs}
     assert (listed["pretrained"].headline, listed["reinforced"].headline) == ("loss", "solve_rate")
     assert listed["reinforced"].value == pytest.approx(0.3 + NUM_STEPS / 100)
     assert listed["reinforced"].run == "toy-seed0/reinforced-bb"
+    assert (listed["reinforced"].recipe, listed["reinforced"].seed) == ("toy", "0")
+    assert (listed["reinforced"].began_at, listed["pretrained"].began_at) == (1_000.0, None)
     assert (listed["reinforced"].steps, listed["reinforced"].total_steps) == (NUM_STEPS, NUM_STEPS)
     [chain] = snapshot.chains
     assert [row.version for row in chain] == list(range(NUM_STEPS))
