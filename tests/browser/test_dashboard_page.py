@@ -191,7 +191,7 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
     )  # what the newest RL run measures
     expect(page.locator("#panels")).to_contain_text("solve_rate0.42")
     expect(page.locator("#panels")).to_contain_text("no number")
-    expect(page.locator("#state")).to_contain_text("no stages run")
+    expect(page.locator("#state")).to_have_text("no stage runs; nothing needs you.")
     page.get_by_role("link", name="Status").click()
     expect(page.locator("#versions")).to_contain_text(f"toy-run{NUM_STEPS - 1}delta")
     page.get_by_role("link", name="Cycles").click()
@@ -216,14 +216,16 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
     )
     page.get_by_role("link", name="Runs").click()
     expect(page.locator("#panels")).to_contain_text("solve_rate0.77")
-    expect(page.locator("#state")).to_contain_text("1 stage runs")
+    expect(page.locator("#state")).to_contain_text(
+        f"reinforcement of toy-seed0 is at step {NUM_STEPS} of {2 * NUM_STEPS};"
+    )
     assert page.locator("#stages b").count() == 0
 
     page.get_by_role("link", name="Reports").click()
     page.locator("#pages a").first.click()
     expect(page.locator("h1")).to_have_text("toy, seed 0")
     page.go_back()
-    expect(page.locator("#state")).to_contain_text("findings")
+    expect(page.locator("#state")).to_contain_text("you")
     server.send_signal(signal.SIGKILL)
     expect(page.locator("#state")).to_contain_text("does not answer")
     assert not errors

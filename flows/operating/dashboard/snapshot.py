@@ -14,7 +14,7 @@ from pydantic import Field
 from ostinato.flows.operating.dashboard.runs import RunSummary, list_runs
 from ostinato.flows.operating.status.ledger import open_canaries
 from ostinato.flows.operating.status.processes import ProcessTable
-from ostinato.flows.operating.status.report import collect
+from ostinato.flows.operating.status.report import collect, in_a_sentence
 from ostinato.flows.operating.status.rows import StatusRow
 from ostinato.flows.operating.status.services import UpProcess
 from ostinato.infra.platform.errors import StorageError
@@ -46,6 +46,7 @@ class DashboardSnapshot(Record):
     """Content of the page at one time."""
 
     at: float
+    sentence: str = Field(description="what runs, and what needs the user")
     parts: tuple[StatusRow, ...]
     runs: tuple[RunSummary, ...] = Field(description="stages with metrics, newest first")
     chains: tuple[tuple[WeightVersion, ...], ...] = Field(
@@ -72,6 +73,7 @@ class SnapshotReader:
         cycles, promotions = self._read_ledger() if has_ledger else ((), ())
         return DashboardSnapshot(
             at=time.time(),
+            sentence=in_a_sentence(parts),
             parts=parts,
             runs=tuple(list_runs(home, {row.part: row for row in parts})),
             chains=self._newest_chains(),

@@ -102,9 +102,21 @@ def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
             style="red" if row.fault is not None else None,
         )
     console.print(table)
-    findings = [f"{row.fault} ({row.part})" for row in rows if row.fault is not None]
-    found = as_printable(f"findings: {', '.join(findings) or 'none'}")
+    found = as_printable(f"findings: {_findings(rows) or 'none'}")
     console.print(found, highlight=False, markup=False, soft_wrap=True)
+
+
+def in_a_sentence(rows: Sequence[StatusRow]) -> str:
+    """The running stages and the findings, such as `reinforcement of nano-seed0 is at step 12 of 26; nothing needs
+    you.`
+    """
+    running = ", ".join(row.doing for row in rows if row.doing) or "no stage runs"
+    findings = _findings(rows)
+    return f"{running}; {f'needs you: {findings}' if findings else 'nothing needs you'}."
+
+
+def _findings(rows: Sequence[StatusRow]) -> str:
+    return ", ".join(f"{row.fault} ({row.part})" for row in rows if row.fault is not None)
 
 
 def ago(instant: float | None, now: float) -> str:

@@ -75,6 +75,7 @@ class StatusRow(Record):
     done_ratio: float | None = Field(
         default=None, description="part done of a running stage (0..1)"
     )
+    doing: str = Field(default="", description="a running stage and its progress in words")
 
     def changed(self, **values: object) -> "StatusRow":
         """The row with other values."""

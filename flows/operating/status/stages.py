@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ostinato.flows.operating.status.processes import ProcessTable, are_computing, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, first_line
-from ostinato.flows.stages.declared import START_FILE, StageStart
+from ostinato.flows.stages.declared import STAGES, START_FILE, StageStart
 from ostinato.infra.platform.cluster.processes import is_alive, is_elsewhere
 from ostinato.infra.platform.cluster.ranks import marked_ranks
 from ostinato.infra.platform.cluster.stage_status import (
@@ -71,6 +71,17 @@ class StageFiles:
         """The newest progress as text."""
         seen = self.progress
         return "" if seen is None else f"{seen.done:g}/{seen.total:g} {seen.message}"
+
+    @property
+    def doing(self) -> str:
+        """Stage and newest progress in words, such as `reinforcement of nano-seed0 is at step 12 of 26`."""
+        kind, seen = self.directory.name.rpartition("-")[0], self.progress
+        made_by = next((stage for stage in STAGES.values() if stage.kind == kind), None)
+        named = f"{kind if made_by is None else made_by.name} of {self.directory.parent.name}"
+        if seen is None or seen.total <= 0:
+            return f"{named} starts"
+        unit = "step " if made_by is not None and made_by.trains else ""
+        return f"{named} is at {unit}{seen.done:g} of {seen.total:g}"
 
     @property
     def heartbeat_at(self) -> float | None:
@@ -165,7 +176,7 @@ class StageRows:
         if stage.progress is not None and stage.progress.total > 0:
             row = row.changed(done_ratio=min(1.0, stage.progress.done / stage.progress.total))
         stalled = self._diagnose_stall(stage, mark, sorted(set(members)), row)
-        yield stalled or row.changed(state="running", since=mark.started_at)
+        yield stalled or row.changed(state="running", since=mark.started_at, doing=stage.doing)
         status = stage.status
         is_running = status is None or status.phase == _RUNNING
         for rank, process in ranks.items() if is_running else ():

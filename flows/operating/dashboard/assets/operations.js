@@ -39,11 +39,10 @@ export function updateOperations(snapshot) {
   const now = snapshot.at;
   const running = snapshot.parts.filter(({ state, done_ratio }) => state === "running" && done_ratio !== null);
   document.getElementById("stages").replaceChildren(...running.map(stage));
-  const faults = snapshot.parts.filter((part) => part.fault).map((part) => `${part.fault} (${part.part})`);
   const state = document.getElementById("state");
-  state.className = faults.length ? "lost" : "";
-  state.textContent = `${new Date(1000 * now).toLocaleTimeString()}, ` +
-    `${running.length ? running.length : "no"} ${running.length === 1 ? "stage runs" : "stages run"}, findings: ${faults.join(", ") || "none"}`;
+  state.className = snapshot.parts.some(({ fault }) => fault) ? "lost" : "";
+  state.textContent = snapshot.sentence;
+  document.getElementById("at").textContent = new Date(1000 * now).toLocaleTimeString();
   document.getElementById("prefect").href = snapshot.prefect_url;
   showParts();
   replace("versions", snapshot.chains.length ? rows(["chain", "version", "newest", "stored in all shown", "published"],

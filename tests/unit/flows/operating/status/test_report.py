@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from ostinato.flows.operating.recipe_choice import RecipeChoice
-from ostinato.flows.operating.status.report import collect, print_rows
+from ostinato.flows.operating.status.report import collect, in_a_sentence, print_rows
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.flows.operating.up import UP_FILE, ServiceState, UpState
 from ostinato.infra.platform.cluster.child import note_ending
@@ -223,6 +223,22 @@ def test_findings_are_printed_below_the_table(tmp_path: Path) -> None:
     print_rows([StatusRow(part="store", state="up")], Console(file=said, width=200))
     assert "findings: full-disk (disk [x])" in said.getvalue()
     assert "findings: none" in said.getvalue()
+
+
+def test_a_sentence_says_what_runs_and_what_needs_the_user(tmp_path: Path) -> None:
+    rows: list[StatusRow] = []
+    for name in ("problems-012", "reinforced-345"):
+        directory = stage(tmp_path, name)
+        progress = Progress(done=12, total=26, message="", at=time.time())
+        replace_text(directory / PROGRESS, progress.model_dump_json())
+        with sleeping_stage(directory):
+            rows = collect(here(tmp_path))
+        (directory / RESULT).write_text("{}")
+    now = "reinforcement of nano-seed0 is at step 12 of 26"
+    assert in_a_sentence(rows) == f"{now}; nothing needs you."
+    wrong = StatusRow(part="disk", state="full", fault=Fault.FULL_DISK)
+    assert in_a_sentence([*rows, wrong]) == f"{now}; needs you: full-disk (disk)."
+    assert in_a_sentence([]) == "no stage runs; nothing needs you."
 
 
 def test_the_command_loads_neither_torch_nor_prefect() -> None:
