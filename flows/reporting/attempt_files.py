@@ -14,6 +14,7 @@ import numpy as np
 from ostinato.flows.reporting.attempts import (
     Attempt,
     TokenTexts,
+    branches_of,
     headline,
     reward_lines,
     summarise,
@@ -261,6 +262,7 @@ def _view(attempt: Attempt) -> dict[str, Any]:
         "summary": summarise(facts),
         "headline": headline(facts),
         "facts": facts,
+        "branches": branches_of(facts),
         "diffs": [[(_line_class(line), line) for line in _shown_lines(patch)] for patch in patches],
         "verdict": verdict_text(verdict) if is_whole and verdict else None,
         "terms": list(reward_lines(reward)) if is_whole and reward else [],

@@ -234,7 +234,7 @@ def _describe_whole(facts: dict[str, Any]) -> Iterator[str]:
         yield "\nno more of it was stored"
         return
     turns = facts["transcript"]["turns"]
-    if branches := list(draw_branches([turn.get("continues") for turn in turns])):
+    if branches := branches_of(facts):
         yield "\nBRANCHES"
         yield from branches
     for number, turn in enumerate(turns, 1):
@@ -251,6 +251,12 @@ def _describe_whole(facts: dict[str, Any]) -> Iterator[str]:
     if facts.get("reward") is not None:
         yield f"\nREWARD {facts['reward']['total']:+.3f}"
         yield from (f"  {line}" for line in reward_lines(facts["reward"]))
+
+
+def branches_of(facts: dict[str, Any]) -> list[str]:
+    """The branches of an attempt as lines. Empty for an attempt with one branch or without a transcript."""
+    turns = facts.get("transcript", {}).get("turns", ())
+    return list(draw_branches([turn.get("continues") for turn in turns]))
 
 
 def draw_branches(continues: Sequence[int | None]) -> Iterator[str]:

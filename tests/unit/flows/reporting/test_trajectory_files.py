@@ -106,6 +106,22 @@ def test_page_runs_nothing_of_what_a_model_wrote(tmp_path: Path) -> None:
     assert page.tags.count("script") == 1  # which opens the attempt that the address names
 
 
+def test_page_draws_branches_and_shows_replies_to_turns_without_calls(tmp_path: Path) -> None:
+    attempt = make_attempt()
+    assert "branches" not in Page(save(tmp_path / "one.html", "t", [attempt])).texts
+    turns = [
+        TurnRecord(generated_tokens=1, text=text, calls=(), results=results, continues=continues)
+        for text, results, continues in (
+            ("a", (HOSTILE,), None), ("b", ("empty", "patch"), None), ("c", (), 0)
+        )
+    ]  # fmt: skip
+    attempt.facts["transcript"]["turns"] = [turn.model_dump(mode="json") for turn in turns]
+    page = Page(save(tmp_path / "page.html", "t", [attempt]))
+    assert page.texts["branches"] == [" 1 -  2\n 1 -  3"]
+    assert page.texts["result"] == [HOSTILE, "empty", "patch"]
+    assert page.texts["call"] == ["Reply"] * 3
+
+
 def test_page_of_many_shows_the_newest_whole_and_lists_the_others(tmp_path: Path) -> None:
     attempts = [make_attempt(f"t{number}") for number in range(MAX_SHOWN + 2)]
     page = Page(save(tmp_path / "page.html", "a run", attempts))
