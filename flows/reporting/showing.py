@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.flows.reporting.evaluations import overlap_rows, show_gate
 from ostinato.flows.stages import chain
-from ostinato.flows.stages.artifacts import show_markdown, show_table
+from ostinato.flows.stages.artifacts import link_to_plots, show_markdown, show_table
 from ostinato.flows.stages.console import say
 from ostinato.flows.stages.curves import (
     Curve,
@@ -103,7 +103,7 @@ def show_pretraining(context: StageContext, corpus: ArtifactRef, pretrained: Art
     ]
     show_table(rows, key="perplexity", description=f"held-out perplexity, {pretrained}")
     curves = [perplexity_curve(result.evaluations), *loss_curves(context, pretrained)]
-    show_curves("pretraining", pretrained, curves)
+    show_curves("pretraining", pretrained, curves, _link(context, pretrained))
 
 
 def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: ArtifactRef) -> None:
@@ -123,7 +123,8 @@ def show_drafting(context: StageContext, drafted: ArtifactRef, speculation: Arti
         )
     ]
     show_table(rows, key="draft-layers", description=str(drafted))
-    show_curves("mtp", distilled, curves_of_training(context, distilled))
+    curves = curves_of_training(context, distilled)
+    show_curves("mtp", distilled, curves, _link(context, distilled))
     show_table([measured.model_dump(mode="json")], key="speculation", description=str(drafted))
 
 
@@ -139,7 +140,7 @@ def show_reinforcement(context: StageContext, reinforced: ArtifactRef) -> None:
         show_table(rows, key="reinforcement-curve", description=str(reinforced))
     result = chain.result_of(context, reinforced, ReinforcementResult)
     curves = evaluation_curves(result.evaluations) + rl_curves(steps)
-    show_curves("reinforcement", reinforced, curves)
+    show_curves("reinforcement", reinforced, curves, _link(context, reinforced))
 
 
 def show_cycle(cycle: "CycleReport") -> None:
@@ -176,3 +177,7 @@ def loss_curves(context: StageContext, pretrained: ArtifactRef) -> list[Curve]:
     """Plots of pretraining except perplexity, for which the result has more points than the metrics."""
     found = curves_of_training(context, pretrained)
     return [curve for curve in found if curve.key != "perplexity"]
+
+
+def _link(context: StageContext, ref: ArtifactRef) -> str:
+    return link_to_plots(context.shipped_run_directory(ref), context.settings)

@@ -4,13 +4,16 @@ import base64
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 from prefect import artifacts
 from prefect.client.orchestration import get_client
 
 from ostinato.flows.stages.naming import artifact_key
+from ostinato.infra.platform.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,13 @@ def optional(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         logger.warning("artifact=%s not_shown=%s: %s", what, type(error).__name__, error)
+
+
+def link_to_plots(directory: Path, settings: Settings) -> str:
+    """A Markdown link from Prefect to the plots of a run directory on the dashboard of `ostinato up`."""
+    run = quote(f"{directory.parent.name}/{directory.name}", safe="")
+    place = f"http://127.0.0.1:{settings.dashboard_port}/#runs?run={run}"
+    return f"[plots of {directory.name}]({place})"
 
 
 def show_table(rows: Sequence[dict[str, Any]], key: str, description: str) -> None:

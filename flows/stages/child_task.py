@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 from uuid import UUID
 
 import httpx
@@ -26,13 +25,14 @@ from prefect.states import Cancelled
 from prefect.tasks import Task, exponential_backoff
 from pydantic import BaseModel
 
+from ostinato.flows.stages.artifacts import link_to_plots
 from ostinato.flows.stages.declared import STAGES
 from ostinato.flows.stages.naming import as_key
 from ostinato.flows.stages.progress import shown_pictures, shown_progress
 from ostinato.infra.platform.cluster.child import run_child
 from ostinato.infra.platform.cluster.workspace import LOG, Progress
 from ostinato.infra.platform.errors import is_retryable
-from ostinato.infra.platform.settings import Settings, load_settings
+from ostinato.infra.platform.settings import load_settings
 from ostinato.infra.platform.tracking.forwarding import tracked
 
 Result = TypeVar("Result", bound=BaseModel)
@@ -128,13 +128,6 @@ def _cancellable() -> Iterator[Callable[[], None]]:
         watch.is_over.set()
 
 
-def _described(name: str, directory: Path, settings: Settings) -> str:
-    """Description of a stage's progress in Prefect: a link to its plots on the dashboard of `ostinato up`."""
-    run = quote(f"{directory.parent.name}/{directory.name}", safe="")
-    place = f"http://127.0.0.1:{settings.dashboard_port}/#runs?run={run}"
-    return f"{name}: [plots of {directory.name}]({place})"
-
-
 def _may_retry(_: Task[Any, Any], __: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
     return isinstance(error, BaseException) and is_retryable(error)
@@ -154,9 +147,10 @@ def run_stage(
     """Runs `entry` on the request in a child process. Returns its result."""
     logger.info("stage=%s log=%s", name, directory / LOG)
     key, settings = as_key(directory.parent.name, name), load_settings()
+    link = link_to_plots(directory, settings)
     with (
-        shown_progress(name, key, _described(name, directory, settings)) as show,
-        shown_pictures(name, directory),
+        shown_progress(name, key, f"{name}: {link}") as show,
+        shown_pictures(name, directory, link),
         tracked(directory, settings) as begin_tracking,
         _cancellable() as raise_if_cancelled,
     ):

@@ -276,12 +276,12 @@ def steps_of(metrics: Path) -> list[dict[str, Any]]:
     return [row for row in read_metrics(metrics) if "solve_rate" in row]
 
 
-def show_curves(stage: str, ref: ArtifactRef, curves: Sequence[Curve]) -> None:
-    """Shows each plot of a finished stage as a picture in Prefect, described by its `expected`."""
+def show_curves(stage: str, ref: ArtifactRef, curves: Sequence[Curve], link: str) -> None:
+    """Shows each plot of a finished stage as a picture in Prefect, described by its `expected` and `link`."""
     for curve in curves:
         key = f"{stage}-{curve.key}"
         with optional(key):
-            show_image(plot_png(curve), key=key, description=f"{curve.expected} ({ref})")
+            show_image(plot_png(curve), key=key, description=f"{curve.expected} ({ref}) {link}")
 
 
 def plot_png(curve: Curve) -> bytes:

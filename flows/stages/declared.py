@@ -56,6 +56,10 @@ class StageStart(Record):
     identity: Identity
     fingerprint: str
     began_at: float
+    flow_run_id: str | None = Field(
+        default=None,
+        description="Prefect's newest run that builds it; None: started outside of one",
+    )
     changed_files: tuple[str, ...] = Field(default=(), description="code that changed since")
 
 

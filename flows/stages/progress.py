@@ -87,8 +87,10 @@ def shown_progress(stage: str, key: str, description: str) -> Iterator[Callable[
 
 
 @contextmanager
-def shown_pictures(stage: str, directory: Path) -> Iterator[None]:
-    """Within the block, redraws the metrics of a stage's directory every minute, and once more at the end."""
+def shown_pictures(stage: str, directory: Path, link: str) -> Iterator[None]:
+    """Within the block, redraws the metrics of a stage's directory every minute, and once more at the end. `link`: to
+    its plots, for each picture's description.
+    """
     metrics = directory / METRICS
     shown: dict[str, UUID] = {}
     drawn_at = 0  # modification time of the metrics drawn last
@@ -101,7 +103,8 @@ def shown_pictures(stage: str, directory: Path) -> Iterator[None]:
                 return
             for curve in stage_curves(metrics):
                 key = as_key(directory.parent.name, stage, curve.key)
-                shown[key] = refresh_image(plot_png(curve), key, curve.expected, shown.get(key))
+                described = f"{curve.expected} {link}"
+                shown[key] = refresh_image(plot_png(curve), key, described, shown.get(key))
             drawn_at = changed_at
 
     with _repeated(draw, PICTURE_SECONDS):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from ostinato.flows.recipe import Recipe
@@ -192,6 +193,7 @@ class StageContext:
             start = _new_start(identity, known)
         else:
             _log_resumed(stage, start)
+        start = start.model_copy(update={"flow_run_id": flow_run.id})
         directory = self.run_directory(stage.kind, start.fingerprint)
         directory.mkdir(parents=True, exist_ok=True)
         replace_text(directory / START_FILE, start.model_dump_json(indent=1))

@@ -86,7 +86,7 @@ def test_runs_are_laid_over_each_other_and_their_settings_compared(
         request = make_envelope("toy:main", SeededRequest(seed=seed))
         (directory / REQUEST).write_text(request.model_dump_json())
         ProgressWriter(directory).update(1, 1, solve_rate=0.5 + seed / 10, learning_rate=1e-4)
-        note_start(directory, time.time() - (18_000 if seed else 600))
+        note_start(directory, time.time() - (18_000 if seed else 600), "0a1b" if seed else None)
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     expect.set_options(timeout=SLOW_MILLISECONDS)
@@ -107,7 +107,11 @@ def test_runs_are_laid_over_each_other_and_their_settings_compared(
         ["toy", "1", "reinforced", "not started", "solved 0.6", "5 h ago", "5 h"]
     )
     # a plain click chooses one run alone
+    expect(page.locator("#flow-run-link")).to_be_hidden()
     of_seed_1.click()
+    expect(page.locator("#flow-run-link")).to_have_attribute(
+        "href", f"http://127.0.0.1:{settings.prefect_port}/runs/flow-run/0a1b"
+    )
     expect(page.locator("#panels")).not_to_contain_text("toy-seed0")
     page.locator("#smoothing").fill("0.5")
     expect(page.locator("#panels figure canvas")).to_have_count(2)

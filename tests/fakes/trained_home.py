@@ -77,11 +77,13 @@ def add_attempts(
     ledger.close()
 
 
-def note_start(directory: Path, began_at: float) -> None:
+def note_start(directory: Path, began_at: float, flow_run_id: str | None = None) -> None:
     """Writes that a stage began in a run directory, as its flow does."""
     kind, _, fingerprint = directory.name.rpartition("-")
     identity = Identity(kind=kind, name="toy", settings_fingerprint="0", code={}, parents=())
-    start = StageStart(identity=identity, fingerprint=fingerprint, began_at=began_at)
+    start = StageStart(
+        identity=identity, fingerprint=fingerprint, began_at=began_at, flow_run_id=flow_run_id
+    )
     (directory / START_FILE).write_text(start.model_dump_json())
 
 

@@ -35,7 +35,7 @@ def test_a_stage_under_way_has_a_picture_of_each_plot_that_grows(
 
     @flow
     def train() -> None:
-        with shown_pictures("reinforcement", directory):
+        with shown_pictures("reinforcement", directory, "[plots](http://here/)"):
             step(1)
             deadline = time.monotonic() + 60
             while not found and time.monotonic() < deadline:
@@ -49,5 +49,6 @@ def test_a_stage_under_way_has_a_picture_of_each_plot_that_grows(
     assert before["data"].startswith("data:image/png;base64,")
     assert before["data"] != after["data"]
     assert "Both lines rise" in after["description"]
+    assert after["description"].endswith("[plots](http://here/)")
     assert after["flow_run_id"] is not None
     assert len(images("toy-seed0-reinforcement-entropy")) == 1

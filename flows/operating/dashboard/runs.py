@@ -41,6 +41,7 @@ class RunSummary(Record):
     value: float | None
     began_at: float | None = Field(description="seconds since the epoch; None: unknown")
     changed_at: float
+    flow_run_id: str | None = Field(description="in Prefect; None: unknown")
 
 
 class RunPage(Record):
@@ -89,6 +90,7 @@ def _summary(directory: Path, parts: Mapping[str, StatusRow]) -> RunSummary:
         value=value if isinstance(value, float | int) else None,  # text: not finite
         began_at=None if start is None else start.began_at,
         changed_at=_changed_at(directory / METRICS),
+        flow_run_id=None if start is None else start.flow_run_id,
     )
 
 

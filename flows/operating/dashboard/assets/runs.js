@@ -4,7 +4,7 @@ import { drawPanels } from "./panels.js";
 
 const place = document.getElementById("panels");
 const pages = new Map(); // run -> { changed_at, page }
-let list, chosen = [], summaries = [];
+let list, chosen = [], summaries = [], prefectUrl = "";
 
 export function chosenRuns() {
   return chosen;
@@ -54,6 +54,7 @@ function headlineOf({ headline, value }) {
 
 // Shows the runs of a snapshot and redraws the chosen ones that have new steps.
 export async function updateRuns(snapshot) {
+  prefectUrl = snapshot.prefect_url;
   // a cell is drawn again only when its own field changes
   summaries = snapshot.runs.map((run) => ({
     ...run, state: stateOf(run), started: ago(run.began_at, snapshot.at),
@@ -75,6 +76,10 @@ export async function showRuns(wanted) {
   list.deselectRow();
   list.selectRow(chosen);
   if (chosen.length) document.getElementById("attempts-link").href = `#attempts?run=${encodeURIComponent(chosen[0])}`;
+  const flowRun = summaries.find(({ run }) => run === chosen[0])?.flow_run_id;
+  const flowRunLink = document.getElementById("flow-run-link");
+  flowRunLink.hidden = !flowRun;
+  flowRunLink.href = `${prefectUrl}runs/flow-run/${encodeURIComponent(flowRun)}`;
   const changed = await Promise.all(chosen.map(load));
   if (changed.some(Boolean) || before.join() !== chosen.join()) redraw();
 }

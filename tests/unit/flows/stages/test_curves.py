@@ -122,5 +122,5 @@ def test_pictures_are_described_and_one_that_fails_ends_nothing(
     )
     good = curves_of(tmp_path, {"loss": 2.0})["loss"]
     broken = good.model_copy(update={"series": {"loss": ((1.0,), (1.0, 2.0))}})
-    show_curves("pretraining", REF, [broken, good])
-    assert shown == [("pretraining-loss", f"{good.expected} (reinforced/toy@1)")]
+    show_curves("pretraining", REF, [broken, good], "[plots](/)")
+    assert shown == [("pretraining-loss", f"{good.expected} (reinforced/toy@1) [plots](/)")]

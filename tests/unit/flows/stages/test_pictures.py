@@ -18,8 +18,9 @@ def test_what_cannot_be_shown_is_logged_and_tried_again(
 ) -> None:
     tried = []
 
-    def away(png: bytes, key: str, *_: object) -> UUID:
+    def away(png: bytes, key: str, description: str, _: UUID | None) -> UUID:
         tried.append(key)
+        assert description.endswith("[plots](/)")
         if len(tried) == 1:
             raise ConnectionError("the server is away")
         return uuid4()
@@ -31,7 +32,7 @@ def test_what_cannot_be_shown_is_logged_and_tried_again(
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(progress, "PICTURE_SECONDS", 0.05)
     deadline = time.monotonic() + 60
-    with shown_pictures("pretraining", directory):
+    with shown_pictures("pretraining", directory, "[plots](/)"):
         while len(tried) < 2 and caplog.text.count("not_shown") < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -46,5 +47,5 @@ def test_stage_without_metrics_has_none_and_ends_at_once(
         raise AssertionError
 
     monkeypatch.setattr(progress, "refresh_image", never)
-    with shown_pictures("problems", tmp_path):
+    with shown_pictures("problems", tmp_path, ""):
         pass

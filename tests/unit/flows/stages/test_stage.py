@@ -8,7 +8,7 @@ import pytest
 from ostinato.flows.operating.status.report import collect
 from ostinato.flows.recipe import load_recipe
 from ostinato.flows.stages import stage
-from ostinato.flows.stages.declared import STAGES
+from ostinato.flows.stages.declared import STAGES, START_FILE, StageStart
 from ostinato.flows.stages.forms import RunOptions
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts
@@ -157,6 +157,18 @@ def test_status_shows_what_was_published_as_finished(home: Home) -> None:
         ("pretrained", "not started"),  # its child never began
         ("problems", "finished"),
     ]
+
+
+def test_a_run_folder_names_its_newest_flow_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        home.run(dies_in="problems")
+    [path] = (home.settings.home / "runs").glob(f"*/problems-*/{START_FILE}")
+    assert StageStart.model_validate_json(path.read_bytes()).flow_run_id is None
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0a1b")  # as in the process of a run
+    home.run()
+    assert StageStart.model_validate_json(path.read_bytes()).flow_run_id == "0a1b"
 
 
 def test_changed_code_rebuilds_from_its_stage_on_and_names_the_file(

@@ -40,7 +40,7 @@ def client(
 def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
     settings = here(tmp_path)
     fill_home(settings)
-    note_start(tmp_path / "runs/toy-seed0/reinforced-bb", began_at=1_000.0)
+    note_start(tmp_path / "runs/toy-seed0/reinforced-bb", 1_000.0, "0a1b")
     snapshot = SnapshotReader(settings).take()
     listed = {run.stage: run for run in snapshot.runs}
     assert (listed["pretrained"].headline, listed["reinforced"].headline) == ("loss", "solve_rate")
@@ -48,6 +48,7 @@ def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
     assert listed["reinforced"].run == "toy-seed0/reinforced-bb"
     assert (listed["reinforced"].recipe, listed["reinforced"].seed) == ("toy", "0")
     assert (listed["reinforced"].began_at, listed["pretrained"].began_at) == (1_000.0, None)
+    assert [listed[name].flow_run_id for name in ("reinforced", "pretrained")] == ["0a1b", None]
     assert (listed["reinforced"].steps, listed["reinforced"].total_steps) == (NUM_STEPS, NUM_STEPS)
     [chain] = snapshot.chains
     assert [row.version for row in chain] == list(range(NUM_STEPS))
