@@ -50,10 +50,7 @@ def show_link(url: str, key: str, description: str) -> None:
 
 
 def show_image(png: bytes, key: str, description: str) -> None:
-    with optional(key):
-        artifacts.create_image_artifact(
-            _address_of(png), key=artifact_key(key), description=description
-        )
+    show_markdown(_as_markdown(png), key, description)
 
 
 def refresh_image(png: bytes, key: str, description: str, shown: UUID | None) -> UUID:
@@ -62,14 +59,16 @@ def refresh_image(png: bytes, key: str, description: str, shown: UUID | None) ->
     `key` is the full key. Prefect's own update is avoided because it also sends each picture as an event.
     """
     if shown is None:
-        found = artifacts.create_image_artifact(_address_of(png), key=key, description=description)
+        found = artifacts.create_markdown_artifact(_as_markdown(png), key, description)
         return found if isinstance(found, UUID) else UUID(str(found))
     with get_client(sync_client=True) as client:
-        change = {"data": _address_of(png)}
+        change = {"data": _as_markdown(png)}
         client.request("PATCH", "/artifacts/{id}", path_params={"id": shown}, json=change)
     return shown
 
 
-def _address_of(png: bytes) -> str:
-    """A data URL that holds the picture, so that the server needs no file of the run."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def _as_markdown(png: bytes) -> str:
+    """A text that holds the picture, so that the server needs no file of the run. Prefect prints the whole address
+    below an artifact of type image, and below one of type Markdown none.
+    """
+    return f"![picture](data:image/png;base64,{base64.b64encode(png).decode()})"

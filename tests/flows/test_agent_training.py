@@ -169,7 +169,7 @@ def check_evaluation_points(context: StageContext, prefect: httpx2.Client) -> No
     points = chain.result_of(context, ref, ReinforcementResult).evaluations
     assert [point.step for point in points] == [0, 2]
     assert points[0].average is not None
-    wanted = {"artifacts": {"type": {"any_": ["image"]}}}
+    wanted = {"artifacts": {"type": {"any_": ["markdown"]}}}
     pictures = prefect.post("artifacts/filter", json=wanted).raise_for_status().json()
     keys = {picture["key"] or "" for picture in pictures}
     for plot in (

@@ -45,8 +45,8 @@ def test_a_stage_under_way_has_a_picture_of_each_plot_that_grows(
 
     train()
     [before], [after] = found, images(key)
-    assert (before["type"], before["id"]) == ("image", after["id"])
-    assert before["data"].startswith("data:image/png;base64,")
+    assert (before["type"], before["id"]) == ("markdown", after["id"])
+    assert before["data"].startswith("![picture](data:image/png;base64,")
     assert before["data"] != after["data"]
     assert "Both lines rise" in after["description"]
     assert after["description"].endswith("[plots](http://here/)")
