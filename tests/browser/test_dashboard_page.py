@@ -19,10 +19,12 @@ from ostinato.flows.operating.dashboard.server import TEMPLATES
 from ostinato.flows.stages.server_access import read_login
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.services import find_free_port
+from ostinato.infra.platform.cluster.stage_status import BoxUse, ReplicaStatus, StageStatus
 from ostinato.infra.platform.cluster.workspace import (
     HEARTBEAT,
     PROCESS,
     REQUEST,
+    STATUS,
     ProgressWriter,
     make_envelope,
 )
@@ -196,8 +198,9 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
     expect(page.locator("#panels")).to_contain_text("solve_rate0.42")
     expect(page.locator("#panels")).to_contain_text("no number")
     expect(page.locator("#state")).to_have_text("no stage runs; nothing needs you.")
-    page.get_by_role("link", name="Status").click()
-    expect(page.locator("#versions")).to_contain_text(f"toy-run{NUM_STEPS - 1}delta")
+    page.get_by_role("link", name="Fleet").click()
+    expect(page.locator("#versions")).to_contain_text(f"toy-run{NUM_STEPS - 1}delta1.1 KiB")
+    expect(page.locator("#fleet-parts")).to_have_text("no RL stage runs here")
     page.get_by_role("link", name="Cycles").click()
     expect(page.locator("#cycle-list")).to_contain_text("promoted")
     expect(page.locator("#promotions")).to_contain_text("candidate/toy@1")
@@ -212,12 +215,25 @@ def test_page_draws_the_home_follows_it_and_misses_its_server(
     directory = settings.home / "runs/toy-seed0/reinforced-bb"
     (directory / PROCESS).write_text(mark_process(os.getpid()).model_dump_json())
     (directory / HEARTBEAT).touch()
+    status = StageStatus(
+        phase="running",
+        at=time.time() + 3_600,  # written every second, as by a stage
+        replicas={"toy.engine0": ReplicaStatus(state="serving", since=time.time(), version=3)},
+        boxes=BoxUse(leased=2, waiting=0),
+    )
+    (directory / STATUS).write_text(status.model_dump_json())
     ProgressWriter(directory).update(
         NUM_STEPS, 2 * NUM_STEPS, "step 12 <b>now</b>", solve_rate=0.77
     )
     expect(page.locator("#stages")).to_contain_text(
         "50 % 12/24 step 12 <b>now</b>", timeout=SLOW_MILLISECONDS
     )
+    page.get_by_role("link", name="Fleet").click()
+    for told in ("toy-seed0 reinforced-bbreplica engine0serving", "boxesup", "2 in use"):
+        expect(page.locator("#fleet-parts")).to_contain_text(told)
+    page.get_by_role("link", name="Status").click()
+    expect(page.locator("#parts")).to_contain_text("toy-seed0 reinforced-bb")
+    expect(page.locator("#parts")).not_to_contain_text("engine0")
     page.get_by_role("link", name="Runs").click()
     expect(page.locator("#panels")).to_contain_text("solve_rate0.77")
     expect(page.locator("#state")).to_contain_text(

@@ -6,7 +6,6 @@ only for their health.
 
 import contextlib
 import time
-from collections import defaultdict
 from pathlib import Path
 
 from pydantic import Field
@@ -26,8 +25,7 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.weights.manifest import CHAINS, MANIFEST, parse_file_key, read_manifest
 from ostinato.tasks.realtime.promotion.canary_status import CanaryStatus
 
-MAX_VERSIONS = 40  # of a chain
-MAX_CHAINS = 3
+MAX_CHAINS = 20
 MAX_CYCLES = 20
 MAX_PAGES = 100
 
@@ -49,8 +47,8 @@ class DashboardSnapshot(Record):
     sentence: str = Field(description="what runs, and what needs the user")
     parts: tuple[StatusRow, ...]
     runs: tuple[RunSummary, ...] = Field(description="stages with metrics, newest first")
-    chains: tuple[tuple[WeightVersion, ...], ...] = Field(
-        description="versions of each chain, oldest first; newest chain first"
+    versions: tuple[WeightVersion, ...] = Field(
+        description="newest version of each chain, newest first"
     )
     cycles: tuple[CycleRow, ...] = Field(description="newest first")
     promotions: tuple[PromotionRow, ...] = Field(description="newest first")
@@ -76,7 +74,7 @@ class SnapshotReader:
             sentence=in_a_sentence(parts),
             parts=parts,
             runs=tuple(list_runs(home, {row.part: row for row in parts})),
-            chains=self._newest_chains(),
+            versions=self._newest_versions(),
             cycles=cycles,
             promotions=promotions,
             canaries=self._read_canaries() if has_ledger else (),
@@ -103,20 +101,17 @@ class SnapshotReader:
         except StorageError:
             return ()
 
-    def _newest_chains(self) -> tuple[tuple[WeightVersion, ...], ...]:
+    def _newest_versions(self) -> tuple[WeightVersion, ...]:
         try:
             objects = open_object_store(self._settings)
-            chains: dict[str, list[int]] = defaultdict(list)
+            newest: dict[str, int] = {}
             for chain, version, name in filter(None, map(parse_file_key, objects.list(CHAINS))):
                 if name == MANIFEST:
-                    chains[chain].append(version)
-            read = [
-                tuple(self._version(objects, chain, v) for v in sorted(versions)[-MAX_VERSIONS:])
-                for chain, versions in chains.items()
-            ]
+                    newest[chain] = max(version, newest.get(chain, version))
+            read = [self._version(objects, chain, version) for chain, version in newest.items()]
         except StorageError:
             return ()
-        read.sort(key=lambda versions: -versions[-1].published_at)
+        read.sort(key=lambda version: -version.published_at)
         return tuple(read[:MAX_CHAINS])
 
     def _version(self, objects: ObjectStore, chain: str, version: int) -> WeightVersion:

@@ -66,6 +66,7 @@ class StatusRow(Record):
     """State of one part."""
 
     part: str
+    stage: str = Field(default="", description="stage that these boxes, engines or replica serve")
     state: str
     waits_for: str = ""
     since: float | None = Field(default=None, description="seconds since the epoch; None: unknown")

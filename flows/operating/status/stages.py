@@ -191,7 +191,8 @@ class StageRows:
                 since=wait.since,
             )
         if status.phase == _RUNNING:
-            yield from _part_rows(stage.part, status, self._now, self._thresholds)
+            for part in _part_rows(stage.part, status, self._now, self._thresholds):
+                yield part.changed(stage=stage.part)
 
     def _rank_row(self, stage: StageFiles, rank: int, process: ProcessMark) -> StatusRow:
         part = f"{stage.part} rank {rank}"

@@ -3,7 +3,7 @@ import { showAttempts, startAttempts } from "./attempts.js";
 import { showParts, updateOperations } from "./operations.js";
 import { chosenRuns, showRuns, startRuns, updateRuns } from "./runs.js";
 
-const PAGES = ["runs", "attempts", "cycles", "status", "reports"];
+const PAGES = ["runs", "attempts", "cycles", "fleet", "status", "reports"];
 
 // #PAGE?run=NAME&run=NAME
 function address() {

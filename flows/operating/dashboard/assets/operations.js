@@ -1,4 +1,4 @@
-// The pages of cycles, status and reports, and the bars of running stages.
+// The pages of cycles, fleet, status and reports, and the bars of running stages.
 import { ago, element, inAddress, link, replace, rows } from "./elements.js";
 
 const MEBIBYTE = 2 ** 20;
@@ -28,10 +28,14 @@ function canary({ line, since, control, candidate, test }, now) {
   return { cells: [line, ago(since, now), arm(control), arm(candidate), looks, test ? test.last_verdict : "", from] };
 }
 
-function chain(versions, now) {
-  const last = versions.at(-1);
-  const size = (list) => `${(list.reduce((sum, one) => sum + one.stored_bytes, 0) / MEBIBYTE).toFixed(1)} MiB`;
-  return { cells: [last.chain, `${last.version}`, `${last.kind}, ${size([last])}`, size(versions), ago(last.published_at, now)] };
+function version({ chain, version, kind, stored_bytes, published_at }, now) {
+  const size = stored_bytes < MEBIBYTE ? `${(stored_bytes / 1024).toFixed(1)} KiB` : `${(stored_bytes / MEBIBYTE).toFixed(1)} MiB`;
+  return { cells: [chain, `${version}`, kind, size, ago(published_at, now)] };
+}
+
+function partRow({ part, stage, state, waits_for, since, cause, progress, fault }) {
+  const names = stage ? [stage, part.slice(stage.length + 1)] : [part];
+  return { cells: [...names, state, waits_for, ago(since, newest.at), cause || progress], fault };
 }
 
 export function updateOperations(snapshot) {
@@ -45,8 +49,11 @@ export function updateOperations(snapshot) {
   document.getElementById("at").textContent = new Date(1000 * now).toLocaleTimeString();
   document.getElementById("prefect").href = snapshot.prefect_url;
   showParts();
-  replace("versions", snapshot.chains.length ? rows(["chain", "version", "newest", "stored in all shown", "published"],
-    snapshot.chains.map((versions) => chain(versions, now))) : [], "no weights were published here");
+  const fleet = snapshot.parts.filter(({ stage }) => stage);
+  replace("fleet-parts", fleet.length ? rows(["stage", "part", "state", "waits for", "since", "cause, progress"],
+    fleet.map(partRow)) : [], "no RL stage runs here");
+  replace("versions", snapshot.versions.length ? rows(["chain", "newest version", "kind", "stored", "published"],
+    snapshot.versions.map((one) => version(one, now))) : [], "no weights were published here");
   replace("cycle-list", snapshot.cycles.length ? rows(["cycle", "line", "opened", "outcome", "stages"],
     snapshot.cycles.map((cycle) => ({
       cells: [cycle.cycle_id, cycle.line, ago(cycle.opened_at, now), cycle.outcome || "open",
@@ -67,9 +74,7 @@ export function updateOperations(snapshot) {
 }
 
 export function showParts() {
-  const parts = newest.parts.filter(({ state }) => document.getElementById("with-finished").checked || state !== "finished");
-  replace("parts", rows(["part", "state", "waits for", "since", "cause, progress"], parts.slice().reverse().map((part) => ({
-    cells: [part.part, part.state, part.waits_for, ago(part.since, newest.at), part.cause || part.progress],
-    fault: part.fault,
-  }))), "");
+  const isShown = ({ state, stage }) => !stage && (document.getElementById("with-finished").checked || state !== "finished");
+  replace("parts", rows(["part", "state", "waits for", "since", "cause, progress"],
+    newest.parts.filter(isShown).reverse().map(partRow)), "");
 }

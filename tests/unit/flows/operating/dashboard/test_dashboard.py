@@ -50,9 +50,8 @@ def test_snapshot_holds_what_the_run_left(tmp_path: Path) -> None:
     assert (listed["reinforced"].began_at, listed["pretrained"].began_at) == (1_000.0, None)
     assert [listed[name].flow_run_id for name in ("reinforced", "pretrained")] == ["0a1b", None]
     assert (listed["reinforced"].steps, listed["reinforced"].total_steps) == (NUM_STEPS, NUM_STEPS)
-    [chain] = snapshot.chains
-    assert [row.version for row in chain] == list(range(NUM_STEPS))
-    assert [row.kind for row in chain].count("anchor") == 2
+    [newest] = snapshot.versions
+    assert (newest.version, newest.kind, newest.stored_bytes) == (NUM_STEPS - 1, "delta", 1_110)
     assert [row.cycle_id for row in snapshot.cycles] == ["toy-0-7"]
     assert [row.checkpoint_id for row in snapshot.promotions] == ["candidate/toy@1"]
     assert snapshot.pages == ("toy-seed0/report.html",)
@@ -67,7 +66,7 @@ def test_snapshot_has_the_open_canary(tmp_path: Path) -> None:
 
 def test_fresh_home_has_a_snapshot(tmp_path: Path) -> None:
     snapshot = SnapshotReader(here(tmp_path / "none")).take()
-    assert (snapshot.runs, snapshot.chains, snapshot.cycles) == ((), (), ())
+    assert (snapshot.runs, snapshot.versions, snapshot.cycles) == ((), (), ())
     assert not (tmp_path / "none" / "ledger.db").exists()
 
 
@@ -148,7 +147,7 @@ async def test_page_reports_and_snapshot_are_served_to_this_machine(tmp_path: Pa
         assert "toy, seed 0" in (await local.get("/reports/toy-seed0/report.html")).text
         assert (await local.get("/reports/..%2fsecret.txt")).status_code == 404
         told = json.loads((await local.get("/snapshot")).text)
-        assert told["chains"][0][0]["kind"] == "anchor"
+        assert told["versions"][0]["kind"] == "delta"
         # a name of somebody else's that points here, as in DNS rebinding
         assert (await rebound.get("/snapshot")).status_code == 400
         for path in ("/", "/snapshot", "/events"):

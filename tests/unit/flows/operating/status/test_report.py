@@ -20,7 +20,12 @@ from ostinato.infra.platform.cluster.child import note_ending
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.ranks import mark_rank
 from ostinato.infra.platform.cluster.services import find_free_port
-from ostinato.infra.platform.cluster.stage_status import BlockedOn, StageStatus
+from ostinato.infra.platform.cluster.stage_status import (
+    BlockedOn,
+    BoxUse,
+    ReplicaStatus,
+    StageStatus,
+)
 from ostinato.infra.platform.cluster.workspace import (
     FAILURE,
     PROCESS,
@@ -223,6 +228,22 @@ def test_findings_are_printed_below_the_table(tmp_path: Path) -> None:
     print_rows([StatusRow(part="store", state="up")], Console(file=said, width=200))
     assert "findings: full-disk (disk [x])" in said.getvalue()
     assert "findings: none" in said.getvalue()
+
+
+def test_replicas_and_boxes_are_told_apart_from_other_parts(tmp_path: Path) -> None:
+    replicas = {"run.engine0": ReplicaStatus(state="serving", since=7.0, version=3)}
+    boxes = BoxUse(leased=2, waiting=0)
+    status = waiting_run("ready groups", time.time())
+    with sleeping_run(
+        tmp_path, status.model_copy(update={"replicas": replicas, "boxes": boxes})
+    ) as directory:
+        rows = rows_of(tmp_path)
+    of_fleet = {part: row.progress for part, row in rows.items() if row.stage}
+    assert of_fleet == {
+        f"{directory.name} replica engine0": "version 3",
+        f"{directory.name} boxes": "2 in use",
+    }
+    assert rows[f"{directory.name} boxes"].stage == f"nano-seed0 {directory.name}"
 
 
 def test_a_sentence_says_what_runs_and_what_needs_the_user(tmp_path: Path) -> None:
