@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from ostinato.flows.recipe import Recipe
-from ostinato.flows.stages.declared import CANDIDATE, REINFORCEMENT, STAGES
+from ostinato.flows.recipe_differences import RECIPE_FILE
+from ostinato.flows.stages.declared import CANDIDATE, REINFORCEMENT, STAGES, START_FILE
 from ostinato.flows.stages.stage import CHECKPOINT_KINDS
 from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, open_artifacts
 from ostinato.infra.platform.cluster.processes import is_alive, live_owners, processes_with
@@ -47,7 +48,7 @@ from ostinato.infra.serving.weights.manifest import chain_prefix
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from ostinato.tasks.reinforcement.records import STEPS_FOLDER
 
-_KEPT = {FAILURE, LOG, METRICS, PROGRESS, PUBLISHED, REQUEST, RESULT, "stage.json"}
+_KEPT = {FAILURE, LOG, METRICS, PROGRESS, PUBLISHED, REQUEST, RESULT, RECIPE_FILE, START_FILE}
 _DAY_SECONDS = 86_400.0
 _CANDIDATE, _REINFORCED = CANDIDATE.kind, REINFORCEMENT.kind
 

@@ -2,6 +2,7 @@
 recipe for an imported model should name.
 """
 
+import json
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from ostinato.flows.commands.launching import (
     make_options,
 )
 from ostinato.flows.recipe import load_recipe, recipe_names
+from ostinato.flows.recipe_differences import differences, settings_of
 from ostinato.flows.recipe_text import describe_recipe
 from ostinato.flows.stages.checkpoints import refuse_unknown
 from ostinato.infra.agent.extensions import DIALECTS
@@ -51,6 +53,26 @@ def show_recipe(
         Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
 
     return CommandResult(loaded, show)
+
+
+@recipes.command("diff")
+@answering
+def diff_recipes(
+    first: Annotated[
+        str, typer.Argument(help="name of a recipe, path of a TOML file, or a run: nano-seed0/ID")
+    ],
+    second: Annotated[str, typer.Argument(help="another one")],
+) -> CommandResult:
+    """Prints the settings in which two recipes or runs differ, by section and key."""
+    home = load_settings().home
+    found = differences(settings_of(first, home), settings_of(second, home))
+
+    def show() -> None:
+        typer.echo(f"{len(found)} settings differ: {first}, {second}")
+        for key, values in found.items():
+            typer.echo(f"{key:<44} {', '.join(map(json.dumps, values))}")
+
+    return CommandResult(found, show)
 
 
 @answering

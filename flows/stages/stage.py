@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel
 
 from ostinato.flows.recipe import Recipe
+from ostinato.flows.recipe_differences import RECIPE_FILE
 from ostinato.flows.stages.checkpoints import PROBLEM_KINDS, checkpoint_named
 from ostinato.flows.stages.child_task import run_stage
 from ostinato.flows.stages.declared import (
@@ -197,6 +198,7 @@ class StageContext:
         directory = self.run_directory(stage.kind, start.fingerprint)
         directory.mkdir(parents=True, exist_ok=True)
         replace_text(directory / START_FILE, start.model_dump_json(indent=1))
+        replace_text(directory / RECIPE_FILE, self.recipe.model_dump_json(indent=1))
         made, metadata = build(directory)
         ref = self.artifacts.publish(
             identity,

@@ -2,6 +2,7 @@
 server is gone. Text of runs is never read as HTML.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from ostinato.flows.operating.dashboard.server import TEMPLATES
+from ostinato.flows.recipe_differences import RECIPE_FILE
 from ostinato.flows.stages.server_access import read_login
 from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.cluster.services import find_free_port
@@ -87,6 +89,8 @@ def test_runs_are_laid_over_each_other_and_their_settings_compared(
         directory.mkdir(parents=True, exist_ok=True)
         request = make_envelope("toy:main", SeededRequest(seed=seed))
         (directory / REQUEST).write_text(request.model_dump_json())
+        recipe = {"seed": seed, "rollout": {"group_size": 4 if seed else 8, "temperature": 1.0}}
+        (directory / RECIPE_FILE).write_text(json.dumps(recipe))
         ProgressWriter(directory).update(1, 1, solve_rate=0.5 + seed / 10, learning_rate=1e-4)
         note_start(directory, time.time() - (18_000 if seed else 600), "0a1b" if seed else None)
     page.set_viewport_size({"width": width, "height": 900})
@@ -97,8 +101,8 @@ def test_runs_are_laid_over_each_other_and_their_settings_compared(
     expect(page.locator("#panels figure canvas")).to_have_count(2)
     expect(page.locator("#panels")).to_contain_text("toy-seed0 solve_rate0.5")
     expect(page.locator("#panels")).to_contain_text("toy-seed1 solve_rate0.6")
-    expect(page.locator("#settings-title")).to_have_text("1 settings differ")
-    expect(page.locator("#settings")).to_contain_text("seed01")
+    expect(page.locator("#settings-title")).to_have_text("2 recipe settings differ, 0 others")
+    expect(page.locator("#settings")).to_contain_text("rollout.group_size84seed01")
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
     expect(page.locator("#run-list .tabulator-col:visible .tabulator-col-title")).to_have_text(

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from ostinato.flows.operating.status.rows import StatusRow
+from ostinato.flows.recipe_differences import settings_of_run
 from ostinato.flows.stages.curves import Curve, panels
 from ostinato.flows.stages.declared import START_FILE, StageStart
 from ostinato.infra.platform.cluster.workspace import (
@@ -50,6 +51,7 @@ class RunPage(Record):
     run: str
     curves: tuple[Curve, ...]
     settings: dict[str, Any] = Field(description="dotted name -> value, without paths and run id")
+    recipe: dict[str, Any] = Field(description="dotted name -> value; empty: not kept")
 
 
 def list_runs(home: Path, parts: Mapping[str, StatusRow]) -> list[RunSummary]:
@@ -113,6 +115,7 @@ def read_run(directory: Path) -> RunPage:
         run=f"{directory.parent.name}/{directory.name}",
         curves=tuple(panels(_thin(read_metrics(directory / METRICS)))),
         settings={name: value for name, value in settings.items() if not _is_place(name)},
+        recipe=settings_of_run(directory),
     )
 
 

@@ -101,12 +101,21 @@ function redraw() {
   showSettings(found);
 }
 
+// Of one run the settings of its stage. Of several runs what differs: first in their recipes, then only in their stages.
 function showSettings(found) {
-  const names = [...new Set(found.flatMap(({ settings }) => Object.keys(settings)))].sort();
-  const lines = names.map((name) => [name, ...found.map(({ settings }) => JSON.stringify(settings[name]) ?? "not there")]);
-  const differing = found.length > 1 ? lines.filter(([, first, ...others]) => others.some((one) => one !== first)) : lines;
-  document.getElementById("settings-title").textContent =
-    found.length > 1 ? `${differing.length} settings differ` : `Settings (${lines.length})`;
+  const isComparison = found.length > 1, areRecipesKept = found.every(({ recipe }) => Object.keys(recipe).length);
+  const ofRecipe = isComparison && areRecipesKept ? lines(found.map(({ recipe }) => recipe)) : [];
+  const isNamed = ([name]) => ofRecipe.some(([key]) => `.${key}`.endsWith(`.${name}`));
+  const ofStage = lines(found.map(({ settings }) => settings)).filter((line) => !isNamed(line));
+  const differing = areRecipesKept ? `${ofRecipe.length} recipe settings differ, ${ofStage.length} others` : `${ofStage.length} settings differ`;
+  document.getElementById("settings-title").textContent = isComparison ? differing : `Settings (${ofStage.length})`;
   replace("settings", found.length ? rows(["setting", ...found.map(({ run }) => run)],
-    differing.map((cells) => ({ cells }))) : [], "no run is chosen");
+    [...ofRecipe, ...ofStage].map((cells) => ({ cells }))) : [], "no run is chosen");
+}
+
+// Name and value of each setting in each of the tables; of several tables only where they differ.
+function lines(tables) {
+  const names = [...new Set(tables.flatMap((table) => Object.keys(table)))].sort();
+  const all = names.map((name) => [name, ...tables.map((table) => JSON.stringify(table[name]) ?? "not there")]);
+  return tables.length > 1 ? all.filter(([, first, ...others]) => others.some((one) => one !== first)) : all;
 }

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ostinato.flows.operating.status.report import collect
-from ostinato.flows.recipe import load_recipe
+from ostinato.flows.recipe import Recipe, load_recipe
+from ostinato.flows.recipe_differences import RECIPE_FILE
 from ostinato.flows.stages import stage
 from ostinato.flows.stages.declared import STAGES, START_FILE, StageStart
 from ostinato.flows.stages.forms import RunOptions
@@ -159,7 +160,7 @@ def test_status_shows_what_was_published_as_finished(home: Home) -> None:
     ]
 
 
-def test_a_run_folder_names_its_newest_flow_run(
+def test_a_run_folder_names_its_newest_flow_run_and_keeps_its_recipe(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -169,6 +170,8 @@ def test_a_run_folder_names_its_newest_flow_run(
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "0a1b")  # as in the process of a run
     home.run()
     assert StageStart.model_validate_json(path.read_bytes()).flow_run_id == "0a1b"
+    kept = (path.with_name(RECIPE_FILE)).read_bytes()
+    assert Recipe.model_validate_json(kept) == load_recipe("miniature")
 
 
 def test_changed_code_rebuilds_from_its_stage_on_and_names_the_file(

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from ostinato.flows.operating.dashboard.runs import MAX_STEPS, RunPage, read_run
 from ostinato.flows.operating.dashboard.server import build_app
 from ostinato.flows.operating.dashboard.snapshot import SnapshotReader
+from ostinato.flows.recipe_differences import RECIPE_FILE
 from ostinato.infra.platform.cluster.services import find_free_port
 from ostinato.infra.platform.cluster.workspace import REQUEST, ProgressWriter, make_envelope
 from ostinato.infra.platform.record import Record
@@ -89,9 +90,10 @@ async def test_a_run_has_its_plots_settings_and_attempts(tmp_path: Path) -> None
     request = make_envelope("toy:main", StageRequest(seed=3, checkpoint_directory="/home/me"))
     directory = tmp_path / "runs/toy-seed0/reinforced-bb"
     (directory / REQUEST).write_text(request.model_dump_json())
+    (directory / RECIPE_FILE).write_text('{"seed": 3, "rollout": {"group_size": 4}}')
     async with client(app_over(settings)) as local:
         page = RunPage.model_validate_json((await local.get("/runs/toy-seed0/reinforced-bb")).text)
-        assert page.settings == {"seed": 3}
+        assert (page.settings, page.recipe) == ({"seed": 3}, {"seed": 3, "rollout.group_size": 4})
         drawn = {curve.key: curve for curve in page.curves}
         assert len(drawn["solve-rate"].series["solve_rate"][0]) == NUM_STEPS
         assert drawn["solve-rate"].starts_at_zero
