@@ -6,6 +6,7 @@ cache key of another version is discarded and repeated.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -133,6 +134,7 @@ class OnlineEvaluation:
                     "evaluation_best_of": point.best_of.mean,
                     "evaluation_best_of_low": point.best_of.low,
                     "evaluation_best_of_high": point.best_of.high,
+                    "evaluation_seconds": point.seconds,
                 }
         return {}
 
@@ -145,7 +147,7 @@ class OnlineEvaluation:
         return self._running
 
     async def _evaluate(self, step: int, version: int) -> None:
-        config = self._config
+        config, began_at = self._config, time.monotonic()
         plan = plan_attempts(
             self._problems,
             attempts_per_problem=config.attempts_per_problem,
@@ -171,7 +173,7 @@ class OnlineEvaluation:
             temperature=config.temperature,
             confidence=config.confidence,
         )
-        self._note(step, version, card)
+        self._note(step, version, card, seconds=time.monotonic() - began_at)
         logger.info(
             "evaluated %s",
             fields(step=step, version=version, average=card.average.mean, best=card.best_of.mean),
@@ -193,7 +195,13 @@ class OnlineEvaluation:
         return attempt
 
     def _note(
-        self, step: int, version: int, card: Scorecard | None = None, *, reason: str = ""
+        self,
+        step: int,
+        version: int,
+        card: Scorecard | None = None,
+        *,
+        reason: str = "",
+        seconds: float = 0.0,
     ) -> None:
         point = EvaluationPoint(
             step=step,
@@ -202,6 +210,7 @@ class OnlineEvaluation:
             average=None if card is None else card.average,
             best_of=None if card is None else card.best_of,
             reason=reason,
+            seconds=seconds,
         )
         self._points[step] = point
         self._log.append(step, point.model_dump(mode="json", exclude={"step"}))

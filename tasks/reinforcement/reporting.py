@@ -74,6 +74,7 @@ class RunReporter:
         published: Publication,
         *,
         train_seconds: float,
+        publish_seconds: float,
         evaluation: Mapping[str, float],
     ) -> None:
         """Writes the metrics of a finished step, together with those of the newest evaluation."""
@@ -95,6 +96,7 @@ class RunReporter:
             "delta_density": published.density_ratio,
             "published_bytes": published.stored_bytes,
             "train_seconds": train_seconds,
+            "publish_seconds": publish_seconds,
             "step_seconds": now - self._step_ended_at if self._step_ended_at else train_seconds,
             "used_seconds": used,
             "slot_busy_ratio": orchestrator.attempts.busy_seconds

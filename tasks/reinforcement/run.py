@@ -226,7 +226,7 @@ class TrainingLoop:
         started_at = time.monotonic()
         samples = self._samples.of(step.groups)
         self.journal.mark_trained([group.group_id for group in step.groups], step.step)
-        report, published = await asyncio.to_thread(self._take_step, samples)
+        report, published, publish_seconds = await asyncio.to_thread(self._take_step, samples)
         version = published.version
         if self.request.rollout.staleness.updates_engines(step.step):
             self._wanted_version = version
@@ -237,16 +237,23 @@ class TrainingLoop:
             self.evaluation.offer(step.step, version)
             measured = self.evaluation.newest_metrics()
         self.reporter.report_step(
-            self._orchestrator, step, report, published, train_seconds=seconds, evaluation=measured
+            self._orchestrator,
+            step,
+            report,
+            published,
+            train_seconds=seconds,
+            publish_seconds=publish_seconds,
+            evaluation=measured,
         )
         return version
 
-    def _take_step(self, samples: Sequence[Sample]) -> tuple[StepReport, Publication]:
-        """Takes the optimiser step. Writes the checkpoint while the version is uploaded."""
+    def _take_step(self, samples: Sequence[Sample]) -> tuple[StepReport, Publication, float]:
+        """Takes the optimiser step. Writes the checkpoint while the version is uploaded, and returns the seconds of both."""
         trainer = self.services.trainer
         report = trainer.step(samples)
+        began_at = time.monotonic()
         trainer.start_publish()
-        return report, trainer.save().publication
+        return report, trainer.save().publication, time.monotonic() - began_at
 
 
 def _note_late_update(state: RetryCallState) -> None:

@@ -87,14 +87,20 @@ def test_the_dashboard_draws_more_than_prefect_each_metric_once() -> None:
         "reward_comments_mean": 0.0,  # at every step: not drawn
         "outcome_finished_total": 9,
         "hack_any_ratio": 0.0,
+        "step_seconds": 9.0,
+        "trainer_waited_seconds": 4.0,
+        "train_seconds": 5.0,
+        "publish_seconds": 1.0,
+        "evaluation_seconds": 30.0,
     }
     drawn = {curve.key: curve for curve in panels([row])}
     pictured = {curve.key for curve in rl_curves([row])}
     assert drawn.keys() - pictured == {
-        "evaluation", "learning-rate", "policy-loss", "reward-terms", "outcomes", "hacks",
+        "evaluation", "learning-rate", "policy-loss", "reward-terms", "outcomes", "hacks", "step-time",
     }  # fmt: skip
     assert all(curve.section for curve in drawn.values())
     assert drawn["reward-terms"].series.keys() == {"reward_correct_mean", "reward_style_mean"}
+    assert len(drawn["step-time"].series) == 5
     named = [name for curve in drawn.values() for name in curve.series]
     assert len(named) == len(set(named))
     assert [curve.key for curve in panels([{"step": 1, "loss": 2.0}])] == ["loss"]

@@ -75,6 +75,7 @@ async def test_each_point_is_of_the_version_that_was_due(tmp_path: Path) -> None
     assert second.average.mean == 1.0
     told = evaluation.newest_metrics()
     assert told["evaluation_step"] == 2
+    assert told["evaluation_seconds"] == second.seconds > 0
     for name in ("evaluation_average", "evaluation_best_of"):
         assert told[f"{name}_low"] < told[name] <= told[f"{name}_high"]
 
