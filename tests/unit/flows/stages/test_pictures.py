@@ -8,8 +8,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from ostinato.flows.stages import progress
+from ostinato.flows.stages.artifacts import link_to_plots
 from ostinato.flows.stages.progress import shown_pictures
 from ostinato.infra.platform.cluster.workspace import METRICS
+from ostinato.infra.platform.settings import Settings
 
 
 @pytest.mark.parametrize("line", ['{"step":1,"loss":2.0}', '{"step":1,"loss":"two"}'])
@@ -49,3 +51,10 @@ def test_stage_without_metrics_has_none_and_ends_at_once(
     monkeypatch.setattr(progress, "refresh_image", never)
     with shown_pictures("problems", tmp_path, ""):
         pass
+
+
+def test_a_link_names_the_run_on_the_dashboard_of_the_home(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, dashboard_port=9_001)
+    directory = tmp_path / "runs" / "toy-seed0" / "reinforced-0"
+    address = "http://127.0.0.1:9001/#runs?run=toy-seed0%2Freinforced-0"
+    assert link_to_plots(directory, settings) == f"[plots of reinforced-0]({address})"
