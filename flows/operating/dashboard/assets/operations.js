@@ -23,7 +23,7 @@ function canary({ line, since, control, candidate, test }, now) {
     `${test.looks_done} of ${test.looks} looks done` +
     (test.next_look_sessions === null ? "" : `, next at ${test.next_look_sessions} sessions of each arm`) +
     (test.next_look_judged_sessions === 0 ? "" : `, ${test.next_look_judged_sessions} with an edit kept or reverted`) +
-    `; a worsening of ${Math.round(100 * test.detectable_difference)} points is shown with probability 0.8`;
+    `; the last look shows a fall from 50 % to ${Math.max(0, Math.round(50 - 100 * test.detectable_difference))} % of all sessions with probability 0.8`;
   const from = test ? new Date(1000 * test.promoted_from).toLocaleString() : "";
   return { cells: [line, ago(since, now), arm(control), arm(candidate), looks, test ? test.last_verdict : "", from] };
 }
