@@ -47,6 +47,7 @@ from ostinato.tasks.reinforcement.records import WEIGHTS
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 CHAT = "ostinato.flows.chat.command"
+CHECK_CONVERSATIONS = "ostinato.tasks.corpus.chat_rows:check_conversations"
 # Loaded by name: importing scipy, matplotlib or SQLAlchemy would delay every other command by a second.
 DOCTOR = "ostinato.flows.commands.doctor"
 GARBAGE = "ostinato.flows.commands.garbage"
@@ -115,7 +116,12 @@ def run(
         raise typer.BadParameter("reinforcement takes --start CHECKPOINT, and no other flow does")
     if not dry_run and (gpus is not None or chip is not None):
         raise typer.BadParameter("--gpus and --chip describe a --dry-run, and no run takes them")
-    parameters = {} if data is None else {"data": str(find_conversations(data))}
+    parameters: dict[str, str] = {}
+    if data is not None:
+        found = find_conversations(data)
+        if isinstance(found, Path):  # rows of the hub are fetched and read by the flow
+            load_entry(CHECK_CONVERSATIONS)(found)
+        parameters = {"data": str(found)}
     options = make_options(settings, keep, rebuild)
     if start is not None:
         loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)

@@ -16,7 +16,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.row_files import find_conversations
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.training.config import DEMONSTRATIONS
-from ostinato.tasks.corpus.chat_rows import read_conversations
+from ostinato.tasks.corpus.chat_rows import check_conversations
 from ostinato.tasks.corpus.config import CONVERSATIONS, CorpusResult
 from ostinato.tasks.corpus.hub_rows import fetch_rows
 from ostinato.tasks.pretraining.config import PretrainingResult
@@ -38,7 +38,7 @@ def sft(
     """
     context = _with_transcript_phases(StageContext.open(recipe, seed, options))
     path = data_file(context.settings, data)
-    read_conversations(path)  # so that a bad file fails before anything starts
+    check_conversations(path)  # so that a bad file fails before anything starts
     corpus = chain.build_conversations(context, path.resolve())
     tuned = chain.pretrain(_with_fitting_rows(context, corpus), corpus)
     showing.show_pretraining(context, corpus, tuned)

@@ -32,6 +32,7 @@ FOLLOWS = {
     "tool": ("tool", "assistant"),
 }
 _MAX_SHOWN = 80  # characters of a value in an error message
+_EMPTY = "{} holds no conversation, wanted one or more rows with messages"
 
 
 class _Row(Record):
@@ -245,8 +246,14 @@ def read_conversations(path: Path) -> list[ChatConversation]:
     """All conversations of a file. ConfigError names row, field, value seen and value wanted."""
     found = list(_read(path))
     if not found:
-        raise ConfigError(f"{path} holds no conversation, wanted one or more rows with messages")
+        raise ConfigError(_EMPTY.format(path))
     return found
+
+
+def check_conversations(path: Path) -> None:
+    """Raises as `read_conversations` does, and keeps no row."""
+    if not sum(1 for _ in _read(path)):
+        raise ConfigError(_EMPTY.format(path))
 
 
 def _read(path: Path) -> Iterator[ChatConversation]:

@@ -67,11 +67,27 @@ def test_data_goes_with_sft_alone(tmp_path: Path, home: Path) -> None:
     assert not (home / "prefect").exists()
 
 
-def test_a_file_that_is_not_there_is_refused_before_a_server_starts(home: Path) -> None:
-    command = ["run", "sft", "--recipe", "miniature", "--data", "nowhere.jsonl"]
+ROW = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "is not a file"),
+        ("", "holds no conversation"),
+        (json.dumps(ROW) + '\n{"text": "b"}\n', "row 2: no field messages"),
+    ],
+)
+def test_a_bad_file_is_refused_before_a_server_starts(
+    text: str | None, says: str, home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    if text is not None:
+        file.write_text(text)
+    command = ["run", "sft", "--recipe", "miniature", "--data", str(file)]
     found = CliRunner().invoke(app, command)
     assert isinstance(found.exception, ConfigError)  # exit code 2 of the command
-    assert "is not a file" in str(found.exception)
+    assert says in str(found.exception)
     assert not (home / "prefect").exists()
 
 
