@@ -33,8 +33,9 @@ check: $(DEV_STAMP)  ## format, lint, types, layers, workflow file
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/*.yml
 
-docs: $(DEV_STAMP)  ## the generated part of docs/
+docs: $(DEV_STAMP)  ## the generated pages of docs/
 	$(BIN)/python docs/recipe_reference.py > docs/recipe-reference.md
+	$(BIN)/python docs/gateway_reference.py > docs/gateway-api.md
 
 # One file for Python 3.11 and 3.12, from the plain index. Versions that stand in it stay unless a name is
 # given: make constraints UPGRADE="--upgrade-package prefect"

@@ -147,6 +147,13 @@ def test_recipe_reference_is_current() -> None:
     )
 
 
+def test_gateway_reference_is_current() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "gateway_reference.py"))
+    assert _text("docs/gateway-api.md") == generator["gateway_reference"](), (
+        "stale: run `make docs`"
+    )
+
+
 def test_the_table_of_recipes_names_those_that_ship() -> None:
     table = _text("docs/recipes.md").partition("## Shipped recipes")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]

@@ -47,6 +47,14 @@ from ostinato.infra.serving.gateway.tenants import Spending, Tenants
 from ostinato.infra.serving.gateway.uploads.store import Upload, Uploads
 
 logger = logging.getLogger(__name__)
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        max_length=200,
+        description="name of the request: repeating the request waits for its first answer and returns that; a "
+        "different request under the name is another interaction",
+    ),
+]
 
 
 class Gateway:
@@ -151,8 +159,9 @@ def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
         request: AgentSessionRequest,
         spending: Spender,
         headers: Headers,
-        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+        idempotency_key: IdempotencyKey = None,
     ) -> AgentAnswer:
+        """Runs a whole attempt of the agent in a box of the gateway, in a new session."""
         return await gateway.agents.open(headers.applied(request), spending, idempotency_key)
 
     @app.post("/v1/agent/sessions/{session_id}/messages")
@@ -161,14 +170,16 @@ def _add_agent_routes(app: FastAPI, gateway: Gateway) -> None:
         request: AgentMessageRequest,
         spending: Spender,
         headers: Headers,
-        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+        idempotency_key: IdempotencyKey = None,
     ) -> AgentAnswer:
+        """Runs a follow-up attempt on the files that the session's agent left."""
         return await gateway.agents.follow_up(
             session_id, headers.applied(request), spending, idempotency_key
         )
 
     @app.delete("/v1/agent/sessions/{session_id}", status_code=204)
     async def close_session(session_id: str, tenant: Tenant) -> None:
+        """Ends a session and forgets its files."""
         gateway.agents.close(session_id, tenant)
 
 
@@ -186,21 +197,25 @@ def _add_upload_routes(app: FastAPI, uploads: Uploads) -> None:
 
     @app.post(UPLOADS_PATH, openapi_extra=ARCHIVE_BODY)
     async def send_repository(request: Request, tenant: Tenant) -> RepositoryAnswer:
+        """Keeps a repository, sent as a .tar.gz or .zip archive, for agent sessions of the tenant."""
         return describe(tenant, await uploads.keep(tenant.name, request.state.archive))
 
     @app.get(UPLOADS_PATH)
     async def list_repositories(tenant: Tenant) -> RepositoryList:
+        """Lists the repositories that the tenant has sent."""
         found = uploads.store.list(tenant.name)
         return RepositoryList(data=[describe(tenant, upload) for upload in found])
 
     @app.delete(UPLOADS_PATH + "/{repository_id}", status_code=204)
     async def delete_repository(repository_id: str, tenant: Tenant) -> None:
+        """Removes a repository at once. A 409 while an agent works on it."""
         await uploads.remove(tenant.name, repository_id)
 
 
 def _add_feedback_and_status_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/feedback")
     async def give_feedback(request: FeedbackRequest, tenant: Tenant) -> FeedbackAnswer:
+        """Stores what the user did with an answer."""
         if request.interaction_id.startswith(PRIVATE_PREFIX):
             counters = gateway.recorder.counters[tenant.name]
             counters[f"feedback.without_consent.{request.signal.value}"] += 1
@@ -220,14 +235,17 @@ def _add_feedback_and_status_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
+        """Answers while the server is alive. Needs no key."""
         return {"status": "ok"}
 
     @app.get("/v1/status")
     async def status(tenant: Tenant) -> dict[str, Any]:
+        """Reports the calling tenant's own repositories, counters, open sessions and tokens left today."""
         return gateway.status(tenant)
 
     @app.get("/metrics", response_model=None)
     async def metrics(tenant: Tenant) -> Response:
+        """Reports requests, latencies and the counters of all tenants for Prometheus. Needs an operator's key."""
         if not tenant.operator:
             raise ApiError(
                 403,

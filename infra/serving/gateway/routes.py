@@ -113,10 +113,13 @@ class ClientHeaders:
 
 
 async def _headers_of(
-    x_ostinato_session: Annotated[str | None, Header(max_length=200)] = None,
+    x_ostinato_session: Annotated[
+        str | None,
+        Header(max_length=200, description="name that joins requests of a client into one session"),
+    ] = None,
     x_ostinato_store: Annotated[
         bool | None,
-        Header(),
+        Header(description="`store` of the body, over which it takes precedence"),
         WithJsonSchema({"type": "boolean"}),  # a header cannot be null
     ] = None,
 ) -> ClientHeaders:
@@ -140,10 +143,12 @@ def add_openai_routes(app: FastAPI, gateway: Answerer) -> None:
 
     @app.get("/v1/models")
     async def list_models(tenant: Tenant) -> dict[str, Any]:
+        """Lists the one model that is served, with the harness that it was trained in."""
         return {"object": "list", "data": [model]}
 
     @app.get("/v1/models/{model_id:path}")
     async def retrieve_model(model_id: str, tenant: Tenant) -> dict[str, Any]:
+        """Returns the served model. Another id is a 404, `model_not_found`."""
         check_model(model_id, config.model_name)
         return model
 
@@ -154,6 +159,7 @@ def add_openai_routes(app: FastAPI, gateway: Answerer) -> None:
         headers: Headers,
         http: Request,
     ) -> Response:
+        """Answers a chat in the format of OpenAI's chat completions, whole or streamed."""
         chats = gateway.chat_of(spending.caller)
         answering = await _begin(chats, headers.applied(request), spending, headers)
         created = int(gateway.wall_clock())
@@ -167,6 +173,7 @@ def add_openai_routes(app: FastAPI, gateway: Answerer) -> None:
         headers: Headers,
         http: Request,
     ) -> Response:
+        """Answers in the format of OpenAI's Responses API, whole or as events. The server keeps no state."""
         chat = headers.applied(chat_of_response(request, config.model_name))
         chats = gateway.chat_of(spending.caller)
         answering = await _begin(chats, chat, spending, headers)
@@ -188,6 +195,7 @@ def add_anthropic_routes(app: FastAPI, gateway: Answerer) -> None:
         headers: Headers,
         http: Request,
     ) -> Response:
+        """Answers in the format of Anthropic's Messages API, whole or as events."""
         chat = headers.applied(chat_request(request, model))
         chats = gateway.chat_of(spending.caller)
         answering = await _begin(chats, chat, spending, headers)
@@ -196,6 +204,7 @@ def add_anthropic_routes(app: FastAPI, gateway: Answerer) -> None:
 
     @app.post(f"{MESSAGES_PATH}/count_tokens", responses=errors)
     async def count_tokens(request: CountRequest, tenant: Tenant) -> TokenCount:
+        """Counts the tokens of a prompt without answering it."""
         chat = chat_request(request, model)
         return TokenCount(input_tokens=await gateway.chat_of(tenant).count_tokens(chat))
 

@@ -191,9 +191,13 @@ class SampledRequest(OpenAIWire):
     model_config = ConfigDict(extra="allow")  # kept, since some are refused by name
 
     model: str
+    """id that GET /v1/models gives"""
     stream: bool | None = None
+    """true: the answer is sent as events while it is made"""
     temperature: float = Field(default=1.0, ge=0, le=2)
+    """sampling temperature; 0: greedy"""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """probability of the likeliest tokens that are sampled from"""
     store: bool | None = Field(
         default=None,
         description="permission to store the interaction; false withdraws the tenant's consent for "
@@ -210,16 +214,22 @@ class ChatRequest(SampledRequest):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    """conversation so far"""
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
+    """sampled tokens, at most"""
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    """newer name of max_tokens"""
     seed: int | None = None
+    """seed of sampling"""
     tools: list[ToolDefinition] | None = Field(default=None, max_length=128, fail_fast=True)
+    """functions of the client"""
     tool_choice: Any = None
     """choice of tools: auto or none"""
     stop: list[str] | None = Field(default=None, fail_fast=True)
-    """strings that end the answer, a list or a single string"""
+    """strings that end the answer, a list of up to four or a single string"""
     logprobs: bool | None = None
+    """request for the log-probability of each sampled token"""
     top_logprobs: int | None = None
     """number of likeliest tokens per position, 0 to 20; needs logprobs"""
     return_token_ids: bool | None = None
@@ -255,15 +265,17 @@ class AgentSessionRequest(Wire):
     """POST /v1/agent/sessions: a known repository, and the user's files that replace its own."""
 
     repository: str
+    """name of a repository of the gateway, or id of one that the tenant sent"""
     message: str = Field(min_length=1)
+    """request of the user"""
     files: Uploads = Field(default_factory=dict)
     """text by path of the files that differ in the user's copy"""
     test_ids: list[str] | None = Field(default=None, fail_fast=True)
-    """tests that `pytest` runs in this session; None: every test of the repository"""
+    """tests that `pytest` runs in this session; null: every test of the repository"""
     problem_kind: Name = Field(default="agent", min_length=1, max_length=80)
     """kind of task, by which feedback baselines are kept"""
     seed: int | None = Field(
-        default=None, description="seed of sampling; None: drawn from the interaction's id"
+        default=None, description="seed of sampling; null: drawn from the interaction's id"
     )
     store: bool | None = Field(
         default=None,
@@ -275,12 +287,14 @@ class AgentMessageRequest(Wire):
     """POST /v1/agent/sessions/{id}/messages: a follow-up in the state the agent left."""
 
     message: str = Field(min_length=1)
+    """next request of the user"""
     files: Uploads = Field(default_factory=dict, description="files that the user changed since")
     seed: int | None = None
+    """seed of sampling"""
     store: bool | None = Field(
         default=None,
         description="permission to store the message; false withdraws the consent for the rest of the "
-        "session, whose turns contain it",
+        "session, because its turns contain the message",
     )
 
 
@@ -301,7 +315,7 @@ class RepositoryAnswer(Wire):
 
 
 class RepositoryList(Wire):
-    """GET /v1/repositories."""
+    """Repositories that a tenant has sent."""
 
     object: Literal["list"] = "list"
     data: list[RepositoryAnswer]
@@ -316,16 +330,20 @@ class Usage(Wire):
 
 
 class AgentAnswer(Wire):
-    """Result of an agent attempt. `status`: finished, turn_limit, token_limit, broken_calls,
-    timed_out, box_ruined, fault, sandbox_failed or engine_failed.
-    """
+    """Result of an agent attempt."""
 
     session_id: str
+    """session to follow up in"""
     interaction_id: str
+    """id that feedback names"""
     status: str
+    """finished, turn_limit, token_limit, broken_calls, timed_out, box_ruined, fault, sandbox_failed or
+    engine_failed"""
     detail: str
+    """text of the error when the attempt failed"""
     warning: str = Field(default="", description="why no test can be run; empty: tests can")
     final_message: str
+    """closing message of the agent"""
     diff: str = Field(
         description="unified diff against the files the user had when the session began"
     )
@@ -341,17 +359,21 @@ class FeedbackRequest(Wire):
     """POST /v1/feedback."""
 
     interaction_id: Name
+    """id of an answer in any API; of an agent session its `interaction_id`"""
     signal: ClientSignal
+    """reaction of the user"""
     value: float = Field(default=1.0, ge=0, le=1, description="share from 0 to 1, or 1 for yes")
     feedback_id: FeedbackId | None = None
-    """id of the signal: a repeated one changes nothing; None: a signal counts once per interaction"""
+    """id of the signal: a repeated one changes nothing; null: a signal counts once per interaction"""
 
 
 class FeedbackAnswer(Wire):
     """Receipt of a feedback signal."""
 
     stored: bool
+    """whether the signal was kept; false without the tenant's consent"""
     feedback_id: str
+    """id under which it was kept"""
 
 
 class ErrorDetail(Wire):

@@ -145,9 +145,13 @@ class CountRequest(OpenAIWire):
     model_config = ConfigDict(extra="allow")  # kept, since some are refused by name
 
     model: str
+    """id that GET /v1/models gives"""
     messages: list[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    """conversation so far"""
     system: Text | None = None
+    """system prompt"""
     tools: list[AnthropicTool] | None = Field(default=None, max_length=128, fail_fast=True)
+    """functions of the client"""
     tool_choice: dict[str, Any] | None = None
     """choice of tools: auto or none"""
 
@@ -156,9 +160,11 @@ class MessagesRequest(SampledRequest, CountRequest):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1)
+    """sampled tokens, at most"""
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(
         default=None, max_length=MAX_STOPS, fail_fast=True
     )
+    """strings that end the answer"""
 
 
 class TokenCount(Wire):

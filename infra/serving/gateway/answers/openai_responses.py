@@ -187,8 +187,11 @@ class ResponsesRequest(SampledRequest):
     input: TextOr[Items]
     """text of the user, or items; text and calls of one answer count as one of 512 messages"""
     instructions: str | None = None
+    """system prompt"""
     max_output_tokens: int | None = Field(default=None, ge=1)
+    """sampled tokens, at most"""
     tools: list[Tool] | None = Field(default=None, max_length=128, fail_fast=True)
+    """functions of the client, and tools that are accepted without being offered"""
     tool_choice: Any = None
     """choice of tools: auto or none"""
     include: list[str] | None = Field(default=None, fail_fast=True)
