@@ -68,10 +68,7 @@ RECIPE_BELOW = {
 }
 """What a fragment is laid over, where that is not `miniature`."""
 CODEX = ("docs/serving.md", 'model = "ostinato"                # the id that GET /v1/models gives')
-CONVERSATION = (
-    "docs/train-your-own-model.md",
-    '{"messages": [{"role": "user", "content": "12 + 3?"},',
-)
+CONVERSATION = ("docs/sft.md", '{"messages": [{"role": "user", "content": "12 + 3?"},')
 CLIENTS = {
     ("docs/realtime-cycle.md", "import os"),
     ("docs/realtime-cycle.md", f"const send = (path, body) => fetch(`{GATEWAY}/v1/${{path}}`, {{"),
