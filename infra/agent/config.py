@@ -43,7 +43,7 @@ class ToolPolicy(Record):
     exact_edits: bool = False
     """whether edit_file's old must match to the character"""
     read_before_edit: bool = False
-    """whether edit_file and write_file refuse a file whose present content was not read"""
+    """whether edit_file and write_file refuse a file until its present content was read"""
     protected_paths: tuple[str, ...] = ()
     """patterns as in .gitignore that no file tool may change"""
     allowed_commands: tuple[str, ...] | None = None

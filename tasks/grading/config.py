@@ -131,7 +131,7 @@ class GradingConfig(Record):
     open_todo: NonNegativeFloat = 0.0
     """taken off for each open item of the to-do list"""
     needless_question: NonNegativeFloat = 0.0
-    """taken off for each question whose answer was not needed"""
+    """taken off for each question that needed no answer"""
     missing_question: NonNegativeFloat = 0.0
     """taken off when only the user knew the answer, the model did not ask, and the attempt failed"""
     flagged: NonNegativeFloat = 0.0

@@ -82,7 +82,7 @@ class ProjectSource(Record):
     kept_paths: tuple[str, ...] = ()
     """other files or folders of the source that tests read"""
     dependencies: tuple[str, ...] = ()
-    """name==version of wheels whose files are placed next to the code"""
+    """name==version of wheels; their files are placed next to the code"""
     is_installed: bool = False
     """true: importlib.metadata knows the package and its dependencies, as after an installation, and the
     dependencies keep their compiled modules"""
@@ -109,7 +109,7 @@ class RepositorySource(ProjectSource, SourceArchive):
 
 
 class GitSource(ProjectSource):
-    """A git repository on this machine, bare or not, from whose commits problems are made."""
+    """A git repository on this machine, bare or not. Problems are made from its commits."""
 
     path: str = Field(description="directory that git can read")
     split: Split = Field(default=Split.TRAIN, description="split of all its problems")
@@ -204,7 +204,7 @@ class ProblemsConfig(Record):
     repositories: tuple[RepositorySource, ...] = ()
     """packages of the index in which code is broken"""
     git: tuple[GitSource, ...] = ()
-    """git repositories from whose commits problems are made"""
+    """git repositories; problems are made from their commits"""
     given: tuple[GivenSource, ...] = ()
     """tasks of Harbor and instances of SWE-bench"""
     seed: NonNegativeInt = 0

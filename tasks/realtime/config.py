@@ -136,7 +136,7 @@ class FeedbackConfig(Record):
 
 
 class SimulatedUsersConfig(Record):
-    """Seeded program that stands in for people. Reports never show its numbers as those of people."""
+    """Seeded program in place of people. Reports never show its numbers as those of people."""
 
     users: PositiveInt = Field(default=4, description="concurrent users")
     requests_per_user: PositiveInt = 8
@@ -176,7 +176,7 @@ class CycleConfig(Record):
     behaviour of these users promotes or withdraws it; None or false: the gate promotes. Without this table a
     recipe has one with the defaults, unless it has simulated users, of whom a canary takes no account"""
     simulated_users: SimulatedUsersConfig | None = None
-    """seeded program that stands in for people; None: real traffic only"""
+    """seeded program in place of people; None: real traffic only"""
 
     def train_until(self, opened_at: float) -> float | None:
         """Time at which the training of a cycle has to end, on the clock of `opened_at`. None: no limit."""

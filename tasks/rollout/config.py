@@ -105,7 +105,7 @@ class RolloutConfig(Record):
     """The rollout stage."""
 
     group_size: int = Field(default=8, ge=2)
-    """attempts at one problem whose rewards are centred together"""
+    """attempts at one problem; their rewards are centred together"""
     groups_per_step: PositiveInt = 16
     """groups that one optimiser step trains on"""
     least_spread: NonNegativeFloat = 0.1
@@ -120,7 +120,7 @@ class RolloutConfig(Record):
     """kind of box for an agent's commands, in rollouts, evaluation and the gateway. namespace: a
     bubblewrap box; microvm: a virtual machine, which needs QEMU"""
     forked_share: Share = 0.0
-    """share of groups whose other attempts continue from the first one's box and context after its first
+    """share of groups in which the other attempts continue from the first one's box and context after its first
     failing test run, and are compared from there on (tasks/rollout/forks.py); 0: none"""
     infrastructure_retries: NonNegativeInt = 3
     """retries of an attempt after a sandbox or engine failure"""

@@ -44,7 +44,7 @@ class UpProcess:
             cause = f"process {pid} was killed; `ostinato up` starts again and takes over"
             return [_dead("up", None, cause)]
         if self._processes.stopped([pid]):
-            row = StatusRow(part="up", state="stands still", fault=Fault.DEAD_SERVICE)
+            row = StatusRow(part="up", state="halted", fault=Fault.DEAD_SERVICE)
             return [row.changed(cause=say_stopped([pid]))]
         recipe = str(self.state.recipe)
         return [StatusRow(part="up", state="up", since=self.state.since, progress=recipe)]

@@ -248,7 +248,7 @@ def _last_progress_at(stage: StageFiles) -> float | None:
 
 
 def _stalled(row: StatusRow, since: float | None, fault: Fault, cause: str) -> StatusRow:
-    return row.changed(state="stands still", since=since, fault=fault, cause=cause)
+    return row.changed(state="halted", since=since, fault=fault, cause=cause)
 
 
 def _failed(row: StatusRow, since: float | None, reason: str) -> StatusRow:

@@ -77,7 +77,7 @@ class PolicyOptimizerConfig(OptimizerConfig):
 
 
 class ClipBand(Record):
-    """Range of the importance ratio. Tokens whose update would move further out give no gradient, as in PPO."""
+    """Range of the importance ratio. A token gives no gradient if its update would move further out, as in PPO."""
 
     low_ratio: float = Field(
         default=0.8, gt=0, lt=1, description="least ratio of trainer to rollout probability"
