@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.serving.gateway.app import build_app
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
 from ostinato.infra.serving.gateway.context import GatewayContext
@@ -37,9 +38,10 @@ def gateway_schema() -> Schema:
     tenant = TenantConfig(name="reference", api_keys=(SecretStr("key"),))
     config = GatewayConfig(line="reference", tenants=(tenant,))
     uploads = Uploads(UploadStore(Path("uploads"), hours=1.0, bytes_per_tenant=0))
-    absent: Schema = dict.fromkeys(("arms", "workplaces", "ledger", "objects"))  # nothing is answered
+    ledger = Ledger("sqlite:///:memory:")
+    absent: Schema = dict.fromkeys(("arms", "workplaces", "objects"))  # nothing is answered
     renderer = load_renderer(TOKENIZER)
-    return build_app(GatewayContext(config=config, renderer=renderer, uploads=uploads, **absent)).openapi()
+    return build_app(GatewayContext(config=config, renderer=renderer, uploads=uploads, ledger=ledger, **absent)).openapi()
 
 
 def gateway_reference() -> str:
