@@ -42,7 +42,7 @@ class RunSummary(Record):
     value: float | None
     began_at: float | None = Field(description="seconds since the epoch; None: unknown")
     changed_at: float
-    flow_run_id: str | None = Field(description="in Prefect; None: unknown")
+    flow_run_id: str | None = Field(description="id of the flow run in Prefect; None: unknown")
 
 
 class RunPage(Record):
