@@ -79,7 +79,9 @@ class EvaluationPoint(Record):
         description="share of problems that any attempt solved; None: not measured"
     )
     reason: str = Field(default="", description="why it was not measured")
-    seconds: float = Field(default=0.0, description="time from the pinning of the version to its rates")
+    seconds: float = Field(
+        default=0.0, description="time from the pinning of the version to its rates"
+    )
 
 
 class ReinforcementResult(Record):

@@ -44,7 +44,9 @@ class DashboardSnapshot(Record):
     """Content of the page at one time."""
 
     at: float
-    sentence: str = Field(description="sentence about the running stages and about what needs the user")
+    sentence: str = Field(
+        description="sentence about the running stages and about what needs the user"
+    )
     parts: tuple[StatusRow, ...]
     runs: tuple[RunSummary, ...] = Field(description="stages with metrics, newest first")
     versions: tuple[WeightVersion, ...] = Field(
