@@ -225,6 +225,7 @@ def routes(runner: asyncio.Runner) -> Iterator[Routes]:
 )
 @pytest.mark.parametrize("route", ["run to shell", "run to run", "shell to shell"])
 @pytest.mark.parametrize("name", RELAYS)
+@pytest.mark.sampled(17)  # each relay; 16 would choose one route for all
 def test_nothing_is_handed_on_to_a_later_box(
     runner: asyncio.Runner, routes: Routes, name: str, route: str
 ) -> None:
