@@ -1,5 +1,6 @@
 """What each size of an installation runs: packages of the other extras are missing in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -24,24 +25,35 @@ def run(missing: list[str], program: str, home: Path, *arguments: str) -> tuple[
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "--help",
-        "status",
-        "recipe list",
-        "plan --recipe qwen3_8b --gpus 8 --chip h100",
-        "cycle show",
-        "gc",
-        "up --help",
-    ],
+OPERATING = (
+    "--help",
+    "status",
+    "recipe list",
+    "plan --recipe qwen3_8b --gpus 8 --chip h100",
+    "cycle show",
+    "gc",
+    "up --help",
 )
-def test_commands_that_operate_need_neither_torch_nor_megatron(
-    command: str, tmp_path: Path
-) -> None:
-    code, said = run(OF_SERVE, COMMAND, tmp_path, *command.split())
+IN_TURN = """
+import json, sys
+from ostinato.infra.platform.start import ostinato
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["ostinato", *command.split()]
+    print("==", command, flush=True)
+    try:
+        ostinato()
+    except SystemExit as ended:
+        assert not ended.code, (command, ended.code)
+"""
+
+
+def test_commands_that_operate_need_neither_torch_nor_megatron(tmp_path: Path) -> None:
+    """One process runs them in turn: what is missing stays missing, and each import of it fails."""
+    code, said = run(OF_SERVE, IN_TURN, tmp_path, json.dumps(OPERATING))
     assert "torch" not in said.replace("torchrun", "")
     assert code == 0, said
+    begun = [line[3:] for line in said.splitlines() if line.startswith("== ")]
+    assert begun == list(OPERATING)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +65,7 @@ def test_commands_that_operate_need_neither_torch_nor_megatron(
         (OF_TRAIN, "run realtime_cycle"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_command_names_the_extra_before_anything_starts(
     missing: list[str], command: str, tmp_path: Path
 ) -> None:
