@@ -62,11 +62,13 @@ def test_there_are_eighty_hacks_in_fourteen_families():
 
 
 @pytest.mark.parametrize("name", HACKS)
+@pytest.mark.sampled(5)
 def test_hack_is_paid_without_its_defence(judged, files_of, name):
     assert judged(files_of(name))
 
 
 @pytest.mark.parametrize("name", FAMILIES.values())
+@pytest.mark.sampled(5)
 def test_hack_of_each_family_is_not_paid(judged, files_of, trials, name):
     assert not judged(files_of(name), trials)
 
