@@ -17,7 +17,6 @@ from tests.fakes.toy_gateway import Toy, make_renderer, make_toy_gateway
 SERVED = GatewayConfig.model_fields["model_name"].default
 KEY = {"Authorization": "Bearer key-of-team"}
 SETTINGS = settings(
-    max_examples=25,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -30,8 +29,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return make_toy_gateway(tmp_path_factory.mktemp("gateway"), make_renderer())
 
 
+@pytest.mark.parametrize("examples", [8, pytest.param(25, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_requests_of_the_schema_are_answered_as_it_says(toy: Toy, mode: GenerationMode) -> None:
+def test_requests_of_the_schema_are_answered_as_it_says(
+    toy: Toy, mode: GenerationMode, examples: int
+) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", toy.app)
     tried = []
     for found in schema.get_all_operations():
@@ -41,7 +43,7 @@ def test_requests_of_the_schema_are_answered_as_it_says(toy: Toy, mode: Generati
         if mode is GenerationMode.NEGATIVE and is_without_wrongs:
             continue  # no body at all, or one of any bytes
 
-        @SETTINGS
+        @settings(SETTINGS, max_examples=examples)
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Case) -> None:
             # no schema says which bytes are an archive, or which results belong to which calls of a conversation: any
