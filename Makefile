@@ -25,13 +25,14 @@ PYTEST_WORKERS ?= 2
 test: $(DEV_STAMP)  ## the default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --max-worker-restart=0 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-check: $(DEV_STAMP)  ## format, lint, types, layers, workflow file
+check: $(DEV_STAMP)  ## format, lint, types, layers, workflow file, what a language server finds
 	$(BIN)/ruff format --check *.py $(PACKAGES) tests
 	$(BIN)/ruff check *.py $(PACKAGES) tests
 	mkdir -p $(VENV)/src && ln -sfn $(CURDIR) $(VENV)/src/ostinato # by this name, whatever the checkout is called
 	$(BIN)/pyright -p $(VENV)/src/ostinato
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/*.yml
+	$(BIN)/python -m pytest -q tests/architecture/test_references.py -m editor
 
 docs: $(DEV_STAMP)  ## the generated pages of docs/
 	$(BIN)/python docs/recipe_reference.py > docs/recipe-reference.md

@@ -1,4 +1,4 @@
-"""Each mark of a test is run by some script of `.ci/`, or says why none can."""
+"""Each mark of a test is run by some script of `.ci/` or by the Makefile, or says why none can."""
 
 import re
 import tomllib
@@ -16,7 +16,7 @@ def test_every_mark_is_run_by_a_script() -> None:
     marks = {
         line.partition(":")[0] for line in settings["markers"] if "(" not in line.partition(":")[0]
     }
-    scripts = [name for name in list_files() if re.fullmatch(r"\.ci/\w+", name)]
+    scripts = [name for name in list_files() if re.fullmatch(r"\.ci/\w+|Makefile", name)]
     chosen = {
         word
         for name in scripts

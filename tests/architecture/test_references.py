@@ -97,6 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanguageServer]
     server.close()
 
 
+@pytest.mark.editor
 @pytest.mark.parametrize("name", DEFINED_IN)
 def test_references_are_those_of_a_text_search(server: LanguageServer, name: str) -> None:
     used_in = {
