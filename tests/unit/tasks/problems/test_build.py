@@ -55,6 +55,8 @@ def build(tmp_path, config=CONFIG, name="run"):
     return build_set(tmp_path, config, name)
 
 
+# By night: test_problem_sets.py builds a set, proves it and continues a killed build by day, and test_selection.py
+# deals candidates out by sizes.
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     directory = tmp_path_factory.mktemp("problems")
@@ -69,10 +71,12 @@ def test_every_split_is_filled(built):
     assert len({problem.problem_id for problem in problems}) == len(problems)
 
 
+@pytest.mark.nightly
 def test_gold_passes_broken_fails_exactly_the_named_tests_and_cheats_get_nothing(built):
     check_proofs(*built)
 
 
+@pytest.mark.nightly
 def test_problems_are_bounded_and_say_little(built):
     for problem in built[2]:
         assert problem.fail_to_pass
@@ -84,6 +88,7 @@ def test_problems_are_bounded_and_say_little(built):
         assert problem.first_line <= problem.edits[0].line_number <= problem.last_line
 
 
+@pytest.mark.nightly
 def test_held_out_mutations_and_functions_are_not_trained_on(built):
     problems = built[2]
     edits = {(p.path, p.edits[0].line_number, p.edits[0].broken_text): p.split for p in problems}
@@ -93,6 +98,7 @@ def test_held_out_mutations_and_functions_are_not_trained_on(built):
     assert not whole & {p.symbol for p in problems if p.split is not Split.HELD_OUT_FUNCTION}
 
 
+@pytest.mark.nightly
 def test_statistics_count_candidates(built):
     tmp_path, result, _ = built
     statistics = json.loads((tmp_path / "run" / "problems" / "statistics.json").read_text())
@@ -101,6 +107,7 @@ def test_statistics_count_candidates(built):
     assert 0.5 < result.yield_ratio <= 1.0
 
 
+@pytest.mark.nightly
 def test_killed_build_continues_from_its_journals_with_the_same_result(built):
     tmp_path, _, problems = built
     journals = {path.name: path.read_text() for path in (tmp_path / "run" / "judged").iterdir()}
