@@ -1,5 +1,5 @@
 """Every Triton kernel against its reference, interpreted. Run by test_interpreted.py in a process
-of its own: whether Triton interprets is decided when it is first imported.
+of its own: whether Triton interprets is decided when it is first imported. Marks choose among these too.
 """
 
 import pytest
@@ -58,6 +58,7 @@ def test_triton_still_has_what_the_exact_casts_replace() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.sampled(1)
 def test_quantize_is_exact(block: tuple[int, int]) -> None:
     matrix = draw(2, 130, 288)
     matrix[0, 3, 5], matrix[1, 129, 287] = float("nan"), float("inf")
@@ -69,6 +70,7 @@ def test_quantize_is_exact(block: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("block", [(1, 32), (128, 128)])
+@pytest.mark.sampled(1)
 def test_dequantize_is_exact_for_every_code_and_scale(block: tuple[int, int]) -> None:
     codes = torch.arange(256).to(torch.uint8).repeat(384, 1).view(torch.float8_e4m3fn)
     shape = (384 // block[0], 256 // block[1])
@@ -82,6 +84,7 @@ def test_dequantize_is_exact_for_every_code_and_scale(block: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.sampled(1)
 def test_row_and_column_copies_are_exact(group: int) -> None:
     matrix = draw(160, 272)
     outputs = triton_quantize.quantize_row_col_triton(matrix, group)
@@ -95,6 +98,7 @@ def test_row_and_column_copies_are_exact(group: int) -> None:
 
 
 @pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.sampled(1)
 def test_swiglu_quantize_equals_unfused(group: int) -> None:
     inner, scale = normal(40, 512).bfloat16(), normal(40, seed=1)
     values, scales = triton_swiglu.swiglu_quantize_triton(inner, scale, group)
@@ -108,6 +112,7 @@ def test_swiglu_quantize_equals_unfused(group: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(160, 256), (5, 1), (700, 3), (3, 2500)])
+@pytest.mark.sampled(1)
 def test_swiglu_backward_equals_the_cpu_path(rows: int, width: int) -> None:
     grad, inner, scale = (
         normal(rows, width).bfloat16(),
@@ -120,6 +125,7 @@ def test_swiglu_backward_equals_the_cpu_path(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(100, 6, 2), (300, 32, 4)])
+@pytest.mark.sampled(1)
 def test_plan_permute_and_unpermute_are_exact(
     num_tokens: int, num_experts: int, top_k: int
 ) -> None:
@@ -142,6 +148,7 @@ def test_plan_permute_and_unpermute_are_exact(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.sampled(1)
 def test_grouped_product(transposed: bool) -> None:
     weights = draw(3, 160, 192, spread=0.0)
     rows = draw(400, 160 if transposed else 192, seed=1, spread=0.0)
@@ -156,6 +163,7 @@ RAGGED = torch.tensor([32, 32, 185, 217], dtype=torch.int32)
 
 
 @pytest.mark.parametrize("width", [96, 83])
+@pytest.mark.nightly
 def test_grouped_product_with_ragged_experts(width: int) -> None:
     weights, rows = draw(4, 61, width, spread=0.0), draw(217, width, seed=1, spread=0.0)
     out = triton_bf16.grouped_mm_triton(rows, weights, RAGGED, False)
@@ -174,6 +182,7 @@ def test_grouped_product_with_ragged_experts(width: int) -> None:
     ],
     ids=["one expert", "1 x 1", "9 x 7", "3 x 130", "rows behind the last", "equal ends"],
 )
+@pytest.mark.sampled(1)
 def test_grouped_products_at_the_edges(
     ends: list[int], num_rows: int, columns: int, width: int
 ) -> None:
@@ -203,6 +212,7 @@ def test_a_view_is_copied_only_where_a_descriptor_cannot_read_it() -> None:
         assert torch.equal(aligned(view), view)
 
 
+@pytest.mark.nightly
 def test_grouped_products_of_an_aligned_view() -> None:
     weights, rows = draw(4, 64, 96, spread=0.0), draw(217, 192, seed=1, spread=0.0)
     out = triton_bf16.grouped_mm_triton(rows[:, 8:104], weights, RAGGED, False)
@@ -212,6 +222,7 @@ def test_grouped_products_of_an_aligned_view() -> None:
     assert relative_error(out, wanted) < 4e-3
 
 
+@pytest.mark.nightly
 def test_grouped_products_of_a_view_that_starts_anywhere() -> None:
     weights, rows = draw(4, 64, 96, spread=0.0), draw(217, 192, seed=1, spread=0.0)
     out = triton_bf16.grouped_mm_triton(rows[:, 3:99], weights, RAGGED, False)
@@ -223,6 +234,7 @@ def test_grouped_products_of_a_view_that_starts_anywhere() -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.sampled(1)
 def test_an_experts_nan_stays_its_own(transposed: bool) -> None:
     weights, rows = draw(4, 80, 80, spread=0.0), draw(217, 80, seed=1, spread=0.0)
     weights[2], rows[32:185] = float("nan"), float("nan")
@@ -252,6 +264,7 @@ def test_no_rows_at_all() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int16])
+@pytest.mark.sampled(1)
 def test_operands_other_than_bf16_are_refused(dtype: torch.dtype) -> None:
     weights, rows = normal(3, 64, 96).to(dtype), normal(384, 96).to(dtype)
     told = rf"operands are {dtype} and {dtype}, wanted torch\.bfloat16"
@@ -275,6 +288,7 @@ def test_grouped_weight_gradient() -> None:
     [(ENDS, 256, 128), (RAGGED, 192, 61), (ENDS[2:], 256, 72)],
     ids=["whole", "ragged", "one expert"],
 )
+@pytest.mark.sampled(1)
 def test_mx128_product_equals_the_dequantized_one(ends: Tensor, width: int, columns: int) -> None:
     rows = quantize(draw(384, width), (1, 128))
     weights = quantize(draw(len(ends), columns, width), (128, 128))
@@ -289,6 +303,7 @@ def test_mx128_product_equals_the_dequantized_one(ends: Tensor, width: int, colu
 
 @pytest.mark.parametrize("ends", [ENDS, ENDS[2:]], ids=["three experts", "one expert"])
 @pytest.mark.parametrize(("width_n", "width_k"), [(128, 256), (72, 91)])
+@pytest.mark.sampled(1)
 def test_mx128_weight_gradient_equals_the_dequantized_one(
     width_n: int, width_k: int, ends: Tensor
 ) -> None:
@@ -303,6 +318,7 @@ def test_mx128_weight_gradient_equals_the_dequantized_one(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled(1)
 def test_head_scores_and_gradients(dtype: torch.dtype) -> None:
     hidden = normal(150, 96).to(dtype).requires_grad_()
     head = (normal(1300, 96, seed=1) / 8).to(dtype).requires_grad_()
