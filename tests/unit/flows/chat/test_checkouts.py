@@ -34,23 +34,25 @@ POETRY = '[tool.poetry]\nname = "shop"\npackages = [{ include = "shop", from = "
 FLIT = '[project]\nname = "shop"\n[build-system]\nrequires = ["flit_core"]\n'
 FIND = '[tool.setuptools.packages.find]\nwhere = ["python_code"]\n'
 RULES = "[pytest]\npython_files = check_*.py\npython_functions = check_*\n"
+# the first, third, sixth and ninth run by day: sources below src, a flat package, a namespace, several projects
 LAYOUTS = {
     "uv": {"pyproject.toml": UV, **below("src", PACKAGE), "tests/test_a.py": TEST},
     "hatch": {"pyproject.toml": HATCH, **below("src", PACKAGE), "tests/unit/test_a.py": TEST},
+    "setuptools flat": {"setup.py": SETUP, **PACKAGE, "shop/tests/test_a.py": TEST},
     "poetry": {"pyproject.toml": POETRY, **below("src", PACKAGE), "tests/a_test.py": TEST},
     "flit": {"pyproject.toml": FLIT, **PACKAGE, "tests/__init__.py": "", "tests/test_a.py": TEST},
-    "setuptools src": {
-        "pyproject.toml": FIND,
-        **below("python_code", PACKAGE),
-        "test/test_a.py": TEST,
-    },
-    "setuptools flat": {"setup.py": SETUP, **PACKAGE, "shop/tests/test_a.py": TEST},
     "namespace": {
         "pyproject.toml": UV,
         "src/acme/shop/__init__.py": "",
         "src/acme/shop/prices.py": CODE,
         "tests/test_a.py": TEST.replace("from shop", "from acme.shop.prices"),
     },
+    "setuptools src": {
+        "pyproject.toml": FIND,
+        **below("python_code", PACKAGE),
+        "test/test_a.py": TEST,
+    },
+    "single file": {"shop.py": CODE, "test_shop.py": TEST},
     "monorepo": {
         "README.md": "",
         **below("services/shop", {"pyproject.toml": UV, **below("src", PACKAGE)}),
@@ -58,7 +60,6 @@ LAYOUTS = {
         **below("services/flat", {"pyproject.toml": UV, "kit/__init__.py": CODE}),
         "services/flat/tests/test_b.py": TEST.replace("from shop", "from kit"),
     },
-    "single file": {"shop.py": CODE, "test_shop.py": TEST},
     "tests beside code": {**PACKAGE, "shop/tests.py": TEST},
     "own rules": {
         "pytest.ini": RULES,
@@ -83,6 +84,7 @@ def pack(root: Path, paths: Iterable[str], archive: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(4)
 async def test_tests_of_every_layout_run_in_a_chat(name: str, tmp_path: Path) -> None:
     root = write(tmp_path / "shop", LAYOUTS[name])
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -105,6 +107,7 @@ async def test_tests_of_every_layout_run_in_a_chat(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(4)
 def test_an_upload_has_the_layout_of_a_chat(name: str, tmp_path: Path) -> None:
     root = write(tmp_path / "shop", LAYOUTS[name])
     archive = pack(root, LAYOUTS[name], tmp_path / "shop.tar.gz")
@@ -135,6 +138,7 @@ async def test_a_repository_whose_tests_cannot_be_collected_opens_with_a_warning
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(4)
 def test_problems_are_made_below_the_same_import_root(name: str, tmp_path: Path) -> None:
     files = {path: text.encode() for path, text in LAYOUTS[name].items()}
     told = describe_checkout(files)
