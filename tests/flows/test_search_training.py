@@ -18,6 +18,7 @@ FILES = {
 }
 
 
+@pytest.mark.nightly  # by day unit/tasks/retrieval/test_measure.py runs the stage
 @pytest.mark.timeout(600)
 def test_search_training_publishes_an_encoder_that_serves(prefect_server: None, home: Path) -> None:
     encoder = search_training("miniature")
