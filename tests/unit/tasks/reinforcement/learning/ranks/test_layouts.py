@@ -122,6 +122,7 @@ def check(
     assert distance(weights, wanted_weights) <= 2e-3 * moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["tensor", "context"])
 @pytest.mark.sampled(1)
 def test_ranks_that_share_matrices_or_rows_take_the_steps_of_one(

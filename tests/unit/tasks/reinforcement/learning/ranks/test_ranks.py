@@ -3,6 +3,7 @@ rounding; its ranks hold the same bits; its chain holds their weights.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,16 +167,20 @@ def start(tmp_path_factory) -> Path:
     return save_checkpoint(directory, SPEC, build_trainer_model(SPEC, seed=3).export_weights())
 
 
+THREE = pytest.param(3, marks=pytest.mark.nightly)
+
+
 @pytest.fixture(scope="module")
-def histories(tmp_path_factory, start: Path) -> dict[int, History]:
+def history_of(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Callable[[int], History]:
     """By number of ranks, the same samples. The third batch is one sample: other ranks have no microbatch."""
     batches = [batch(1), batch(2), batch(3, count=1)]
-    return {
-        ranks: on_ranks(
-            make_history, make_request(tmp_path_factory.mktemp("history"), start, ranks), batches
-        )
-        for ranks in (1, 2, 3)
-    }
+
+    @functools.cache
+    def make(ranks: int) -> History:
+        request = make_request(tmp_path_factory.mktemp("history"), start, ranks)
+        return on_ranks(make_history, request, batches)
+
+    return make
 
 
 def same(left: Weights, right: Weights) -> bool:
@@ -186,30 +191,30 @@ def distance(left: Weights, right: Weights) -> float:
     return float(sum((left[name] - right[name]).square().sum() for name in right) ** 0.5)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_steps_have_the_figures_that_they_had(histories, start, world_size: int) -> None:
-    began, history = load_checkpoint(start).weights, histories[world_size]
+@pytest.mark.parametrize("world_size", [1, 2, THREE])
+def test_steps_have_the_figures_that_they_had(history_of, start, world_size: int) -> None:
+    began, history = load_checkpoint(start).weights, history_of(world_size)
     for report, weights, figures in zip(history.reports, history.weights, FIGURES, strict=True):
         seen = report.loss, report.gradient_norm, distance(weights, began)
         assert seen == pytest.approx(figures, rel=1e-4)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_gradient_of_many_ranks_is_that_of_one(histories, world_size: int) -> None:
+@pytest.mark.parametrize("world_size", [2, THREE])
+def test_gradient_of_many_ranks_is_that_of_one(history_of, world_size: int) -> None:
     # AdamW's first moment after one step is the gradient times a constant.
     # fp32 sums in another order: 2e-5 of the largest element is some 200 roundings
-    wanted, found = histories[1].first_moment, histories[world_size].first_moment
+    wanted, found = history_of(1).first_moment, history_of(world_size).first_moment
     assert wanted.keys() == found.keys()
     for key, tensor in wanted.items():
         assert float((found[key] - tensor).abs().max()) <= 2e-5 * float(tensor.abs().max())
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_weights_of_many_ranks_are_those_of_one(histories, start, world_size: int) -> None:
+@pytest.mark.parametrize("world_size", [2, THREE])
+def test_weights_of_many_ranks_are_those_of_one(history_of, start, world_size: int) -> None:
     # AdamW divides each element by its own size, so the few whose gradient is itself a rounding may move the other
     # way by a whole rate; as a share of the way all weights went together they are 1e-4 or less.
     began = load_checkpoint(start).weights
-    for one, many in zip(histories[1].weights, histories[world_size].weights, strict=True):
+    for one, many in zip(history_of(1).weights, history_of(world_size).weights, strict=True):
         assert distance(many, one) <= 1e-3 * distance(one, began)
         drafts = [name for name in one if ".mtp." in name]
         assert drafts
@@ -244,10 +249,10 @@ def test_adapters_and_draft_layers_of_two_ranks_are_those_of_one(tmp_path, start
     assert distance(ways[1], ways[0]) <= 1e-3 * distance(ways[0], began)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_report_of_many_ranks_is_that_of_one(histories, world_size: int) -> None:
+@pytest.mark.parametrize("world_size", [2, THREE])
+def test_report_of_many_ranks_is_that_of_one(history_of, world_size: int) -> None:
     free = {"wall_seconds", "tokens_per_second", "gradient_norm"}
-    one, many = histories[1].reports, histories[world_size].reports
+    one, many = history_of(1).reports, history_of(world_size).reports
     # the first step is computed at the same weights: all but the sum over ranks has the same bits
     assert many[0].model_dump(exclude=free) == one[0].model_dump(exclude=free)
     assert 0 < one[0].replaced_routes_ratio < 1
@@ -261,25 +266,27 @@ def test_report_of_many_ranks_is_that_of_one(histories, world_size: int) -> None
         assert left.gradient_norm == pytest.approx(right.gradient_norm, rel=1e-3)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_hold_the_same_bits_after_each_step(histories, world_size: int) -> None:
-    seen = histories[world_size].checksums
+@pytest.mark.parametrize("world_size", [2, THREE])
+def test_ranks_hold_the_same_bits_after_each_step(history_of, world_size: int) -> None:
+    seen = history_of(world_size).checksums
     assert [len(checksums) for checksums in seen] == [1, 1, 1]
     assert len(set.union(*seen)) == 3
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_subscriber_reads_the_weights_of_the_first_rank(histories, world_size: int) -> None:
-    history = histories[world_size]
+@pytest.mark.parametrize("world_size", [1, 2, THREE])
+def test_subscriber_reads_the_weights_of_the_first_rank(history_of, world_size: int) -> None:
+    history = history_of(world_size)
     assert history.num_shards == [world_size] * 3
     for served, weights in zip(history.served, history.weights, strict=True):
         assert same(served, weights)
     assert same(history.saved, history.weights[-1])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_step_without_a_finite_gradient_is_refused_by_all_ranks(histories, world_size: int) -> None:
-    history = histories[world_size]
+@pytest.mark.parametrize("world_size", [1, 2, THREE])
+def test_step_without_a_finite_gradient_is_refused_by_all_ranks(
+    history_of, world_size: int
+) -> None:
+    history = history_of(world_size)
     assert "at step 2" in history.refusal
     assert same(history.weights_after_refusal, history.weights[0])
     assert [report.step for report in history.reports] == [1, 2, 3]
