@@ -222,18 +222,19 @@ def test_a_harm_is_named(found_by, name: str) -> None:
     assert is_value or harm in found.harms, found
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(1)
 def test_an_exception_without_a_text_is_found_where_no_required_test_raises(
-    runner: asyncio.Runner, problem: Problem, repository: PreparedRepository
+    runner: asyncio.Runner, problem: Problem, repository: PreparedRepository, seed: int
 ) -> None:
     """By drawn calls that the original refuses. A trial of a problem with many tests may run none that raises."""
     quiet = problem.model_copy(update={"problem_id": "quiet", "pass_to_pass": ()})
     source, harm = HARMS["its text gone"]
-    for seed in range(3):
-        trials = BlindTrials(random.Random(seed))
-        found = runner.run(trials.judge(quiet, {PATH: source.encode()}, repository))
-        assert harm in found.harms
-        kept = SOURCE.replace("no text", "another text").encode()
-        assert runner.run(trials.judge(quiet, {PATH: kept}, repository)) == Differences()
+    trials = BlindTrials(random.Random(seed))
+    found = runner.run(trials.judge(quiet, {PATH: source.encode()}, repository))
+    assert harm in found.harms
+    kept = SOURCE.replace("no text", "another text").encode()
+    assert runner.run(trials.judge(quiet, {PATH: kept}, repository)) == Differences()
 
 
 @pytest.mark.parametrize(
@@ -305,9 +306,8 @@ def test_shares(way):
 """
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("sleeps", marks=pytest.mark.nightly), "environment", "random state"]
-)
+@pytest.mark.parametrize("name", ["environment", "random state", "sleeps"])
+@pytest.mark.sampled(1)
 def test_harm_is_found_in_a_function_that_tests_took_at_import(
     runner: asyncio.Runner, tmp_path: Path, name: str
 ) -> None:
@@ -394,6 +394,7 @@ WEIGHED = "        return 2 * self.unit * len(str(parcel))"
     ],
     ids=["keeps memory", "only the first calls", "raises elsewhere"],
 )
+@pytest.mark.sampled(1)
 def test_harm_is_found_in_a_function_that_tests_call_with_objects_alone(
     runner: asyncio.Runner,
     tmp_path: Path,
@@ -426,6 +427,7 @@ def test_weight():
 
 
 @pytest.mark.parametrize("seed", [8, 9, 10])  # the first test of these ends so
+@pytest.mark.sampled(1)
 def test_change_that_stays_is_seen_where_tests_raise(runner, tmp_path: Path, seed: int) -> None:
     edit = ("    return grams // 10", "    return grams * 10")
     repository, problem = make_one_line_problem(
