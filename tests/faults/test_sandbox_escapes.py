@@ -150,6 +150,7 @@ def test_memory_of_sockets_counts(bench, fresh):
     assert bench.is_usable(fresh)
 
 
+@pytest.mark.sampled(1)
 def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
     sandbox = bench.create()
     fill = "while :; do n=$((n+1)); head -c 4000000 /dev/zero > fill$n || exit 9; sleep 0.01; done"
@@ -166,6 +167,7 @@ def test_disk_fill_ends_the_box_that_fills_and_is_its_own_fault(bench):
     bench.run(sandbox.close())
 
 
+@pytest.mark.sampled(1)
 def test_empty_files_fill_the_disk_too(bench):
     sandbox = bench.create()
     make = "import os, time\nfor n in range(40_000): os.close(os.open(f'f{n}', os.O_CREAT))\ntime.sleep(30)"
@@ -353,6 +355,7 @@ def test_flood_from_a_daemon_ends_with_its_command(bench, shared):
     assert bench.is_usable(shared)
 
 
+@pytest.mark.sampled(1)
 def test_folders_deeper_than_a_path_can_be_end_their_own_box_alone(bench, fresh):
     deep = "import os\nfor n in range(1500):\n os.mkdir('d' * 9)\n os.chdir('d' * 9)"
     other = bench.create()

@@ -70,7 +70,7 @@ def check(fault: InjectedFault, scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("name", INJECTIONS)
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(4)
 def test_fault_is_named_alone_and_in_time(name: str, scene: Scene) -> None:
     with INJECTIONS[name](scene):
         check(BY_NAME[name], scene)
