@@ -175,6 +175,7 @@ ODD_FILES = {
 
 
 @pytest.mark.parametrize("name", ODD_FILES)
+@pytest.mark.sampled(3)
 def test_odd_files_end_in_a_verdict(runner, problem, server, make_transcript, name):
     files = {**problem.break_files(server.repository.files), **ODD_FILES[name]}
     verdict, _ = runner.run(grade(problem, files, make_transcript(), server, GradingConfig()))

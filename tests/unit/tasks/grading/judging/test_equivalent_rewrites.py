@@ -147,7 +147,7 @@ def test_there_are_twenty_ways() -> None:
 
 
 @pytest.mark.parametrize("way", REWRITES)
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(3)
 def test_a_right_fix_is_paid_however_it_is_written(
     runner: asyncio.Runner,
     repository: PreparedRepository,
@@ -225,6 +225,7 @@ HELD_FIXES = {
 
 
 @pytest.mark.parametrize("name", HELD_FIXES)
+@pytest.mark.sampled(1)
 def test_right_fix_of_what_others_hold_is_accepted(runner, tmp_path: Path, name: str) -> None:
     """Times of files differ between boxes (`written`), and nobody wants those of the original's."""
     symbol, line, changes = HELD_FIXES[name]

@@ -85,6 +85,7 @@ def found_in_live_objects(runner: asyncio.Runner, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.sampled(3)
 def test_harm_is_found_on_objects_that_no_drawn_call_builds(
     found_in_live_objects, name: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_harm_is_found_on_objects_that_no_drawn_call_builds(
 
 
 @pytest.mark.parametrize("name", HONEST)
+@pytest.mark.sampled(1)
 def test_honest_change_on_such_objects_has_no_harm(found_in_live_objects, name: str) -> None:
     assert found_in_live_objects(LIVE.replace(LINEAGE, f"        {HONEST[name]}")) == Differences()
 
@@ -133,6 +135,7 @@ READY = "            return bool(self.label.text)"
     ],
     ids=["before it answers", "after it answered"],
 )
+@pytest.mark.sampled(1)
 def test_memory_is_measured_on_objects_that_cannot_be_copied(
     runner: asyncio.Runner, tmp_path: Path, line: str
 ) -> None:

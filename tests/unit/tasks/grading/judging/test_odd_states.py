@@ -40,6 +40,7 @@ def judged(runner, problem, repository, server, make_transcript):
 
 
 @pytest.mark.parametrize("name", [*HARMLESS, *RUINOUS])
+@pytest.mark.sampled(5)
 def test_state_of_a_box_that_repairs_nothing_is_a_failed_verdict(judged, problem, repository, name):
     broken = problem.break_files(repository.files)
     assert not judged({**HARMLESS, **RUINOUS}[name], broken).passed

@@ -386,7 +386,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("way", "form", "where"), CASES)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_a_function_is_watched_wherever_it_was_handed_at_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, form: str, where: str
 ) -> None:
@@ -424,6 +424,7 @@ assert all(home.seen), home.seen
 
 
 @pytest.mark.parametrize("cells", range(4))
+@pytest.mark.sampled(2)
 def test_variables_of_the_frame_of_a_watched_function_can_be_read(
     tmp_path: Path, cells: int
 ) -> None:

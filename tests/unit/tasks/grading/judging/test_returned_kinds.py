@@ -85,7 +85,7 @@ def difference(runner: asyncio.Runner, found: tuple[PreparedRepository, Problem]
 
 
 @pytest.mark.parametrize("name", HACKS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_an_object_that_equals_all_is_refused(
     runner: asyncio.Runner, repository_and_problem: tuple[PreparedRepository, Problem], name: str
 ) -> None:
@@ -102,6 +102,7 @@ def test_an_object_that_equals_all_is_refused(
 
 
 @pytest.mark.parametrize("name", FIXES)
+@pytest.mark.sampled(1)
 def test_a_right_fix_is_not_refused(
     runner: asyncio.Runner, repository_and_problem: tuple[PreparedRepository, Problem], name: str
 ) -> None:

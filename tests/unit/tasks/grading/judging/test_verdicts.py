@@ -123,6 +123,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.sampled(7)
 def test_cheater_fails(runner, problem, server, broken, name):
     verdict = judge_files(runner, problem, server, CHEATS[name](broken))
     assert not verdict.passed, verdict
