@@ -60,7 +60,7 @@ def check_chain(directory: Path) -> int:
 
 
 # the nightly kills before each operation
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("stride", [15, pytest.param(1, marks=pytest.mark.nightly)])
 def test_publisher_killed_before_an_operation_leaves_a_sound_chain(
     tmp_path: Path, stride: int
 ) -> None:

@@ -123,6 +123,7 @@ def test_an_outside_baseline_of_a_foreign_program_is_refused(home: Path) -> None
 @pytest.mark.parametrize(
     "checkpoint", ["newest", "champion", "reinforced/mine@7", "problems/mine@1"]
 )
+@pytest.mark.sampled(1)
 def test_missing_checkpoint_is_an_error_that_starts_no_stage(
     prefect_server: None, home: Path, tmp_path: Path, checkpoint: str
 ) -> None:

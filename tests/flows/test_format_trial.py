@@ -50,6 +50,7 @@ def run_trial(tmp_path: Path, home: Path, text: str, dialects: list[str]) -> For
     return FormatTrialResult.model_validate_json(written.read_bytes())
 
 
+@pytest.mark.slow
 def test_each_format_is_tried_on_the_same_training_problems_and_one_is_recommended(
     prefect_server: None, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

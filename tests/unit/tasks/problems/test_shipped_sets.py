@@ -71,7 +71,7 @@ SHIPPED = load_recipe("problems_16").problems
 
 
 @pytest.mark.parametrize("name", [source.name for source in SHIPPED.repositories])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(600)
 def test_the_original_agrees_with_its_held_out_calls(
     name: str, lines: list[bytes], tmp_path: Path, runner: asyncio.Runner
