@@ -57,7 +57,10 @@ BUGS = (
 @pytest.fixture
 def problems_directory(tmp_path: Path) -> Path:
     """problems.jsonl and repositories/tiny."""
-    root = tmp_path / "problems"
+    return write_problems(tmp_path / "problems")
+
+
+def write_problems(root: Path) -> Path:
     files = root / "repositories" / "tiny" / "files"
     (files / "tiny").mkdir(parents=True)
     (files / "tests").mkdir()

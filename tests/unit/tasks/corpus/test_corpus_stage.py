@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from ostinato.tasks.corpus.config import (
 from ostinato.tasks.corpus.located import make_located
 from ostinato.tasks.corpus.overlap import measure_overlap
 from ostinato.tasks.records import Split
-from tests.unit.tasks.corpus.conftest import BUGS
+from tests.unit.tasks.corpus.conftest import BUGS, write_problems
 
 GENERAL = '''import os
 
@@ -70,10 +71,9 @@ def config_over(
     )
 
 
-@pytest.fixture
-def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusRequest:
+def request_below(folder: Path, problems_directory: Path) -> CorpusRequest:
     config = config_over(
-        tmp_path / "code",
+        folder / "code",
         [GENERAL.replace("{number}", str(number)) * 2 for number in range(40)],
         TokenBudgets(code=4000, library=4000, repair=8000, repair_general=4000),
         DemonstrationConfig(
@@ -83,11 +83,31 @@ def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusReques
     return CorpusRequest(config=config, problems_directory=str(problems_directory))
 
 
+@pytest.fixture
+def request_for_corpus(problems_directory: Path, tmp_path: Path) -> CorpusRequest:
+    return request_below(tmp_path, problems_directory)
+
+
 def build(request: CorpusRequest, directory: Path) -> tuple[CorpusResult, Renderer]:
     directory.mkdir()
     settings = Settings(home=directory / "home")
     result = run.main(request, Workspace.open(directory, settings))
     return result, Renderer.load(directory)
+
+
+class Built(NamedTuple):
+    request: CorpusRequest
+    directory: Path
+    result: CorpusResult
+    renderer: Renderer
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """What tests read that change nothing of the request."""
+    folder = tmp_path_factory.mktemp("corpus")
+    request = request_below(folder, write_problems(folder / "problems"))
+    return Built(request, folder / "out", *build(request, folder / "out"))
 
 
 def read_shard(directory: Path, name: str, renderer: Renderer) -> list[str]:
@@ -106,9 +126,8 @@ def read_demonstrations(directory: Path, renderer: Renderer) -> list[tuple[str, 
     return texts
 
 
-def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result, renderer = build(request_for_corpus, out)
+def test_the_stage_builds_a_clean_corpus(built: Built) -> None:
+    _, out, result, renderer = built
     names = {shard.name for shard in result.shards}
     assert names >= {
         "code_train",
@@ -153,11 +172,8 @@ def test_the_stage_builds_a_clean_corpus(request_for_corpus: CorpusRequest, tmp_
             assert "failed: " in text
 
 
-def test_the_answers_of_functions_held_out_whole_stand_in_no_document(
-    request_for_corpus: CorpusRequest, tmp_path: Path
-) -> None:
-    result, _ = build(request_for_corpus, tmp_path / "out")
-    found = {overlap.split: overlap for overlap in result.overlap}
+def test_the_answers_of_functions_held_out_whole_stand_in_no_document(built: Built) -> None:
+    found = {overlap.split: overlap for overlap in built.result.overlap}
     whole, lines = found[Split.HELD_OUT_FUNCTION], found[Split.HELD_OUT]
     assert (whole.problems, whole.problems_with_answer, whole.median_documents) == (1, 0, 0)
     # the function is not held out, so its right line is trained on, and the card says so
@@ -219,14 +235,13 @@ def test_every_document_written_for_training_is_compared_with_the_answers(
     assert (whole.problems, whole.problems_with_answer, whole.median_documents) == (1, 1, 4)
 
 
-def test_the_same_request_gives_the_same_corpus(
-    request_for_corpus: CorpusRequest, tmp_path: Path
-) -> None:
-    build(request_for_corpus, tmp_path / "first")
-    build(request_for_corpus, tmp_path / "second")
-    for file in sorted((tmp_path / "first" / "shards").iterdir()):
-        assert file.read_bytes() == (tmp_path / "second" / "shards" / file.name).read_bytes()
+def test_the_same_request_gives_the_same_corpus(built: Built, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    build(built.request, again)
+    for file in sorted((built.directory / "shards").iterdir()):
+        assert file.read_bytes() == (again / "shards" / file.name).read_bytes()
     first, second = (
-        load_file(tmp_path / name / "demonstrations.safetensors") for name in ("first", "second")
+        load_file(directory / "demonstrations.safetensors")
+        for directory in (built.directory, again)
     )
     assert all(np.array_equal(first[name], second[name]) for name in first)
