@@ -239,6 +239,7 @@ def damage(directory: Path, how: str) -> None:
         ("no GGUF file", r"begins with b'<htm', wanted b'GGUF'"),
     ],
 )
+@pytest.mark.sampled(10)
 def test_bad_input_is_refused_and_leaves_nothing(
     how: str, wanted: str, published: Path, tmp_path: Path
 ) -> None:

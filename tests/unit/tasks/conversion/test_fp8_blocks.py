@@ -267,6 +267,7 @@ BAD_TENSORS: dict[str, tuple[Damage, str]] = {
 
 
 @pytest.mark.parametrize("how", BAD_TENSORS)
+@pytest.mark.sampled(5)
 def test_matrices_and_scales_that_do_not_fit_are_refused(
     how: str, published: Path, tmp_path: Path
 ) -> None:
@@ -302,6 +303,7 @@ def test_matrices_and_scales_that_do_not_fit_are_refused(
         ({"weight_block_size": [128, 0]}, r"weight_block_size = \[128, 0\], wanted two positive"),
     ],
 )
+@pytest.mark.sampled(5)
 def test_other_quantisations_are_refused_by_field(
     stated: object, wanted: str, published: Path, tmp_path: Path
 ) -> None:

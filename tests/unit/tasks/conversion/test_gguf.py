@@ -103,6 +103,7 @@ def write_glm4_moe(directory: Path) -> None:
     "write", [write_published_model, write_qwen2, write_qwen3, write_qwen3_moe]
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.sampled(5)  # each family; 4 would choose two of them
 def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> None:
     published, out = tmp_path / "published", tmp_path / "out"
     published.mkdir()
@@ -133,6 +134,7 @@ def test_file_holds_what_the_directory_holds(write, dtype, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "write", [write_published_model, write_qwen2, write_qwen3, write_qwen3_moe, write_glm4_moe]
 )
+@pytest.mark.sampled(2)
 def test_llama_cpp_computes_from_the_file_what_transformers_does_from_the_directory(
     write, tmp_path: Path
 ) -> None:
@@ -198,8 +200,9 @@ def train_unsplit(directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 @pytest.mark.parametrize("pattern", [None, QWEN_SPLIT, THREE_DIGITS])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.sampled(3)  # each pattern
 def test_an_imported_file_splits_texts_as_the_directory_beside_it(
     model_type: str, pattern: str | None, tmp_path: Path
 ) -> None:
@@ -254,6 +257,7 @@ def test_a_file_of_what_nobody_knows_is_refused_by_field(
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.05, 0.5, 0.9999])
+@pytest.mark.sampled(2)
 def test_a_file_that_was_cut_names_the_tensor(share: float, tmp_path: Path) -> None:
     published, out = tmp_path / "published", tmp_path / "out"
     published.mkdir()

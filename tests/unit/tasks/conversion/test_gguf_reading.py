@@ -31,8 +31,8 @@ UNTIED = {"tie_word_embeddings": False}
 FAMILIES = {
     "llama": {},
     "qwen2": UNTIED,
-    "qwen3": UNTIED,
     "qwen3_moe": {**EXPERTS, "norm_topk_prob": True},
+    "qwen3": UNTIED,
 }
 
 
@@ -59,6 +59,7 @@ def quantised() -> Change:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.sampled(2)
 def test_blocks_become_the_values_that_transformers_makes_of_them(
     model_type: str, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sampled(3)
 def test_a_faulty_tensor_is_named_and_nothing_is_left(fault: str, tmp_path: Path) -> None:
     change, says = FAULTS[fault]
     out = write_files(tmp_path, "qwen3_moe", **(WIDTHS | FAMILIES["qwen3_moe"]))

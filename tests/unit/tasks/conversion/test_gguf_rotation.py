@@ -159,6 +159,7 @@ TAMPERED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("fault", TAMPERED)
+@pytest.mark.sampled(3)
 def test_a_table_that_no_numbers_give_is_refused(fault: str, tmp_path: Path) -> None:
     out = write_files(tmp_path, LLAMA_3)
     rewrite_gguf(

@@ -166,6 +166,7 @@ def test_a_model_without_an_end_is_told_what_it_lacks(tmp_path: Path) -> None:
         (None, {"eos_token_id": None}, (2,)),
     ],
 )
+@pytest.mark.sampled(3)
 def test_answers_end_at_every_end_that_a_file_names_and_exports_name_all(
     generation: dict | None, config: dict, wanted: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_answers_end_at_every_end_that_a_file_names_and_exports_name_all(
 
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
 @pytest.mark.parametrize("value", [[2, 999999], -1, "2", [True], 2.5, [[2]]])
+@pytest.mark.sampled(5)  # both files
 def test_an_end_outside_of_the_vocabulary_is_refused(
     name: str, value: object, tmp_path: Path
 ) -> None:
