@@ -132,6 +132,7 @@ def save_start(corpus: Path, directory: Path, spec: ModelSpec) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.sampled(1)
 def test_pretraining_computes_the_same_on_the_chosen_device(
     name: str, kind: DeviceKind, corpus: Path, tmp_path: Path
 ) -> None:

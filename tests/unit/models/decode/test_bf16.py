@@ -122,6 +122,7 @@ def assert_equal(answers: list[Generation], expected: list[Generation]) -> None:
 
 @FAMILIES
 @WAYS
+@pytest.mark.sampled(4)
 def test_bf16_engine_computes_bit_for_bit_what_fp32_loops_do_on_its_numbers(
     spec: ModelSpec, changes: dict[str, object]
 ) -> None:
@@ -135,6 +136,7 @@ def test_bf16_engine_computes_bit_for_bit_what_fp32_loops_do_on_its_numbers(
 
 @FAMILIES
 @WAYS
+@pytest.mark.sampled(4)
 def test_bf16_engine_answers_as_the_fp32_engine_with_rounded_weights(
     spec: ModelSpec, changes: dict[str, object]
 ) -> None:

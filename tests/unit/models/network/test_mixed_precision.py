@@ -68,6 +68,7 @@ def learn(
 
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.sampled(2)
 def test_a_mixed_model_learns_nearly_what_it_learns_in_fp32(name: str, recomputed: bool) -> None:
     """Walked on the CPU: all families, with draft layers, with and without recomputation.
 

@@ -27,6 +27,7 @@ def walk(spec: ModelSpec, directory: Path, layout: ParallelLayout) -> DryRunResu
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.sampled(2)
 def test_a_rank_of_each_stage_holds_what_the_plan_counts(name: str, tmp_path: Path) -> None:
     layout = ParallelLayout.over(8, tensor=2, expert=2, pipeline=2, context=2)
 

@@ -94,6 +94,7 @@ def test_at_weight_zero_draft_layers_learn_and_the_trunk_is_the_one_without_them
     assert all(after < 0.8 * before for before, after in pairs)
 
 
+@pytest.mark.nightly  # by day test_run.py continues an interrupted run
 def test_joint_phases_move_the_trunk_and_a_killed_run_ends_with_the_same_weights(
     corpus: Path, cut: PretrainingResult, tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_pretraining_interrupted_ends_with_the_same_weights(
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.nightly
 def test_transcripts_left_out_are_told_after_a_resume_in_a_later_phase(
     corpus: Path, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
         {"kl_coefficient": 0.05, "kl_refresh_steps": 3, "kl_estimator": "k3_in_loss"},
     ],
 )
+@pytest.mark.sampled(2)
 def test_trainer_killed_and_reopened_ends_with_identical_weights(
     tmp_path, start, objective
 ) -> None:
