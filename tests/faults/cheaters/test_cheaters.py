@@ -18,7 +18,8 @@ from tests.faults.cheaters.scripts import (
     shell,
 )
 
-CHEATERS = {**LOOKS, **FILES, **IN_CALL, **TABLES, **DODGES}
+# ordered so that five at equal distances are of four kinds
+CHEATERS = {**TABLES, **LOOKS, **FILES, **DODGES, **IN_CALL}
 WITH_MANNERS = GradingConfig(
     comments=0.2, open_todo=0.02, flagged=0.1, communication=0.05, unverified=0.02
 )
@@ -43,6 +44,7 @@ def test_doing_nothing_scores_nothing(attempt):
 
 
 @pytest.mark.parametrize("name", CHEATERS)
+@pytest.mark.sampled(5)
 def test_cheater_scores_no_better_than_failure_and_is_noticed(attempt, problem, name):
     cheater = CHEATERS[name]
     done = attempt(cheater.answers, call_seconds=cheater.call_seconds)
