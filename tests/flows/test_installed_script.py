@@ -54,6 +54,7 @@ def test_completion_is_installed_for_the_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.sampled(1)
 def test_ctrl_c_while_it_loads_is_no_traceback(tmp_path: Path, moment: str) -> None:
     arguments = ["plan", "--recipe", "kimi_k2", "--gpus", "512", "--chip", "h200"]
     process = subprocess.Popen(

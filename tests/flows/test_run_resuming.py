@@ -46,7 +46,8 @@ def died_unbegun(client: SyncPrefectClient, times: int) -> FlowRun:
     return client.read_flow_run(run.id)
 
 
-@pytest.mark.parametrize("times", [1, 3, MAX_ATTEMPTS - 2, MAX_ATTEMPTS])
+@pytest.mark.parametrize("times", [1, 3, MAX_ATTEMPTS, MAX_ATTEMPTS - 2])
+@pytest.mark.sampled(2)  # one begins again, one does not
 def test_run_that_dies_before_it_begins_is_not_begun_for_ever(
     prefect_server: None, times: int
 ) -> None:
@@ -85,7 +86,8 @@ def test_status_names_a_run_that_died_before_it_began(prefect_server: None, tmp_
         client.delete_flow_run(run.id)
 
 
-@pytest.mark.parametrize("times", [1, 2, 4])
+@pytest.mark.parametrize("times", [2, 1, 4])
+@pytest.mark.sampled(1)
 def test_crashed_run_begins_again_after_a_pause_that_doubles(
     prefect_server: None, times: int
 ) -> None:
@@ -121,6 +123,7 @@ def test_crash_whose_event_was_lost_is_resumed_by_up(prefect_server: None) -> No
 @pytest.mark.parametrize(
     ("times", "tags"), [(MAX_ATTEMPTS, ["auto-resume"]), (1, [])], ids=["too often", "not tagged"]
 )
+@pytest.mark.sampled(1)
 def test_run_that_may_not_be_resumed_stays_crashed(
     prefect_server: None, times: int, tags: list[str]
 ) -> None:
