@@ -179,7 +179,7 @@ LADDER = (
 
 
 @pytest.mark.parametrize(("name", "gpus", "chip", "placements"), LADDER)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_a_recipe_of_the_ladder_plans_on_its_gpus(
     name: str, gpus: int, chip: str, placements: set[str]
 ) -> None:

@@ -94,16 +94,16 @@ FILES = {
 }
 LINE = "    total = one + two"
 ADD, ZERO = "tests/test_a.py::test_add", "tests/test_a.py::test_add_zero"
-# what stands in the place of the line, the finding, and the tests that fail
+# what stands in the place of the line, the finding, and the tests that fail; by day every third, of three findings
 CHANGES = {
     "wrong": ("total = one - two", ProofOutcome.PROVEN, {ADD}),
-    "equal": ("total = two + one", ProofOutcome.SURVIVED, set()),
     "leaves a global": ("SEEN.append(one); total = -1", ProofOutcome.PROVEN, {ADD, ZERO}),
     "leaves a file": (
         "open(tempfile.gettempdir() + '/left', 'w').close(); total = one * two",
         ProofOutcome.PROVEN,
         {ADD},
     ),
+    "equal": ("total = two + one", ProofOutcome.SURVIVED, set()),
     "leaves a variable": (
         "os.environ['LEFT'] = '1'; total = one * two",
         ProofOutcome.PROVEN,
@@ -119,10 +119,10 @@ CHANGES = {
         ProofOutcome.PROVEN,
         {ADD, ZERO},
     ),
+    "ends the process": ("total = two or os._exit(3)", ProofOutcome.TIMEOUT, set()),
+    "hangs": ("total = 0\n    while two == 2: pass", ProofOutcome.TIMEOUT, set()),
     "breaks the import of another file": ("total = one.two", ProofOutcome.BREAKS_IMPORT, set()),
     "breaks it and passes": ("total = 3 / (two - 1)", ProofOutcome.BREAKS_IMPORT, set()),
-    "hangs": ("total = 0\n    while two == 2: pass", ProofOutcome.TIMEOUT, set()),
-    "ends the process": ("total = two or os._exit(3)", ProofOutcome.TIMEOUT, set()),
     "does not parse": ("total = = one", ProofOutcome.BREAKS_IMPORT, set()),
 }
 RULES = ValidityRules(
@@ -147,6 +147,7 @@ def under_test(runner: asyncio.Runner, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.sampled(4)
 def test_a_change_is_judged_by_what_each_test_does_alone(runner, under_test, name):
     """What a change leaves behind (globals, files, variables, threads) decides nothing, and so do the tests of other
     files that run behind its own.

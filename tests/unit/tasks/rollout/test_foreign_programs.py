@@ -99,7 +99,7 @@ MISDEEDS = {
 
 
 @pytest.mark.parametrize(("source", "reason"), MISDEEDS.values(), ids=MISDEEDS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_a_misdeed_is_a_graded_failure_with_its_reason(
     source: str, reason: str, made_of: Any
 ) -> None:

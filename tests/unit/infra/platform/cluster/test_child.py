@@ -130,6 +130,7 @@ def test_other_request_starts_clean_and_keeps_the_old_files_aside(tmp_path: Path
         ("signal", ClusterError, "by signal 9"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_failure_arrives_typed_with_the_end_of_the_log(
     tmp_path: Path, how: str, error_type: type[OstinatoError], message: str
 ) -> None:
@@ -148,6 +149,7 @@ def test_failure_arrives_typed_with_the_end_of_the_log(
         _COUNT.replace("count", "unannotated"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_wrong_entry_is_a_config_error(tmp_path: Path, entry: str) -> None:
     with pytest.raises(ConfigError, match=entry.partition(":")[0]):
         run_child(entry, CountRequest(steps=1), CountResult, directory=tmp_path)

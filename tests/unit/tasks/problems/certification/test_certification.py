@@ -73,6 +73,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", planted.ENVIRONMENTS)
+@pytest.mark.sampled(4)
 def test_planted_defect_of_an_environment_is_found(tmp_path: Path, name: str) -> None:
     drawn = draw_environment(name, tmp_path / "drawn", QUICK)
     (report,) = check_set(drawn, tmp_path / "work", QUICK, ignore)
