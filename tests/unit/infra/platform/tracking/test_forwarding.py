@@ -112,9 +112,12 @@ def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
             yield from ((one.tag, event.step, one.simple_value) for one in event.summary.value)
 
 
-def test_numbers_of_each_step_reach_every_tracker(directory: Path) -> None:
+def test_numbers_of_each_step_reach_every_tracker_once_also_after_a_resume(
+    directory: Path,
+) -> None:
     log = MetricsLog(directory / METRICS)
-    with tracked(directory, settings_of(directory, "tensorboard", "file")) as begin:
+    settings = settings_of(directory, "tensorboard", "file")
+    with tracked(directory, settings) as begin:
         log.append(1, {"loss": 2.0, "phase": "bulk"})
         begin()
         begin()  # at each progress
@@ -123,17 +126,15 @@ def test_numbers_of_each_step_reach_every_tracker(directory: Path) -> None:
     assert seen(directory) == [[1, {"loss": 2.0}], [2, {"loss": 1.5}], "closed"]
     folder = directory.parents[2] / "tensorboard" / "nano-seed0" / "reinforced-1"
     wait_for(lambda: len([*scalars(folder)]) == 2)
-    assert [*scalars(folder)] == [("loss", 1, 2.0), ("loss", 2, 1.5)]
 
-
-def test_resumed_stage_goes_on_where_the_trackers_were(directory: Path) -> None:
-    log = MetricsLog(directory / METRICS)
-    for step in range(2):
-        with tracked(directory, settings_of(directory, "file")) as begin:
-            log.append(step, {"loss": 1.0})
-            begin()
-        wait_for(lambda num=step + 1: seen(directory).count("closed") == num)
-    assert [row[0] for row in seen(directory) if row != "closed"] == [0, 1]
+    log.append(3, {"loss": 1.0})
+    with tracked(directory, settings) as begin:
+        begin()
+        wait_for(lambda: [3, {"loss": 1.0}] in seen(directory))
+    wait_for(lambda: seen(directory).count("closed") == 2)
+    assert seen(directory)[3:] == [[3, {"loss": 1.0}], "closed"]
+    wait_for(lambda: len([*scalars(folder)]) == 3)
+    assert sorted(scalars(folder)) == [("loss", 1, 2.0), ("loss", 2, 1.5), ("loss", 3, 1.0)]
 
 
 def test_two_supervisors_of_one_stage_forward_it_once(directory: Path) -> None:
