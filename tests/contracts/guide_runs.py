@@ -19,7 +19,7 @@ ON_A_RUN = (
     "run reinforcement --recipe miniature",
     "show",
 )
-"""Run by the tests marked `chain`, with `miniature` in place of nano. A plan needs no run, but seconds."""
+"""Run by the tests marked `chain`, in .ci/nightly, with `miniature` in place of nano. A plan needs no run, but seconds."""
 NOT_RUN = {
     "certify": "takes minutes; tests/flows/test_certify.py",
     "compare-bases": "reads HumanEval from the package index; tests/flows/test_base_selection.py",
