@@ -118,56 +118,67 @@ pieces = st.sampled_from(
     ["a", "b", " ", "\t", "\n", "\n", "\r\n", "\r\n", "\r", "\x0c", "\u2028", "\x85", "\ufeff"]
 )
 files = st.lists(pieces, min_size=1, max_size=20).map("".join)
+by_number = pytest.mark.parametrize("examples", [100, pytest.param(400, marks=pytest.mark.nightly)])
 
 
-@settings(deadline=None, max_examples=400)
-@given(files, st.data())
+@by_number
 def test_an_exact_edit_is_a_replacement_of_bytes_but_for_returns_before_its_newlines(
-    text: str, data: st.DataObject
+    examples: int,
 ) -> None:
-    start = data.draw(st.integers(0, len(text) - 1))
-    old = text[start : data.draw(st.integers(start + 1, len(text)))]
-    new = data.draw(files)
-    if text.count(old) != 1:
-        return
-    edited, how = replaced(text, old, new)
-    plain = text.replace(old, new)
-    assert how == "exact"
-    if "\r\n" not in text or "\r" in old + new or "\n" not in old + new:
-        assert edited == plain
-        return
-    assert edited.replace("\r\n", "\n") == plain.replace("\r\n", "\n") or old.startswith("\n")
-    half = old.startswith("\n") and text[:start].endswith("\r")
-    assert edited.startswith(text[: start - half])
-    assert edited.endswith(text[start + len(old) :])
+    @settings(deadline=None, max_examples=examples)
+    @given(files, st.data())
+    def replace(text: str, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, len(text) - 1))
+        old = text[start : data.draw(st.integers(start + 1, len(text)))]
+        new = data.draw(files)
+        if text.count(old) != 1:
+            return
+        edited, how = replaced(text, old, new)
+        plain = text.replace(old, new)
+        assert how == "exact"
+        if "\r\n" not in text or "\r" in old + new or "\n" not in old + new:
+            assert edited == plain
+            return
+        assert edited.replace("\r\n", "\n") == plain.replace("\r\n", "\n") or old.startswith("\n")
+        half = old.startswith("\n") and text[:start].endswith("\r")
+        assert edited.startswith(text[: start - half])
+        assert edited.endswith(text[start + len(old) :])
+
+    replace()
 
 
-@settings(deadline=None, max_examples=400)
-@given(st.lists(st.sampled_from(["a", "b ", "  a", "c\t", "", "d"]), min_size=2), lines, st.data())
+@by_number
 def test_lines_around_any_edit_keep_their_bytes_and_a_file_its_kind_of_ends(
-    file: list[str], fresh: list[str], data: st.DataObject
+    examples: int,
 ) -> None:
-    ends = data.draw(st.lists(st.sampled_from(["\n", "\r\n"]), min_size=1, max_size=3))
-    bodies = [line + ends[index % len(ends)] for index, line in enumerate(file)]
-    bodies[-1] = data.draw(st.sampled_from([file[-1], bodies[-1]]))
-    text = "".join(bodies)
-    first = data.draw(st.integers(0, len(file) - 1))
-    last = data.draw(st.integers(first + 1, len(file)))
-    old = "\n".join(line.rstrip() for line in file[first:last])
-    new = "\n".join(line.rstrip() for line in [*file[first:last], *fresh])
-    if old.endswith("\n") or new.endswith("\n"):  # a blank line, or the end of the one before
-        return
-    try:
-        edited, _ = replaced(text, old, new)
-    except NoMatch:
-        return
-    before, repeated, after = (
-        "".join(part) for part in (bodies[:first], bodies[first:last], bodies[last:])
+    @settings(deadline=None, max_examples=examples)
+    @given(
+        st.lists(st.sampled_from(["a", "b ", "  a", "c\t", "", "d"]), min_size=2), lines, st.data()
     )
-    # exact matches may begin or end within a line
-    assert (edited.startswith(before) and edited.endswith(after)) or text.count(old) == 1
-    if text.count(old) == 0 and bodies[last - 1].endswith("\n"):
-        assert edited.startswith(before + repeated)
-    if set(ends) == {"\r\n"}:
-        assert edited.count("\n") == edited.count("\r\n")
-    assert edited.endswith("\n") == text.endswith("\n") or text.count(old) == 1
+    def replace(file: list[str], fresh: list[str], data: st.DataObject) -> None:
+        ends = data.draw(st.lists(st.sampled_from(["\n", "\r\n"]), min_size=1, max_size=3))
+        bodies = [line + ends[index % len(ends)] for index, line in enumerate(file)]
+        bodies[-1] = data.draw(st.sampled_from([file[-1], bodies[-1]]))
+        text = "".join(bodies)
+        first = data.draw(st.integers(0, len(file) - 1))
+        last = data.draw(st.integers(first + 1, len(file)))
+        old = "\n".join(line.rstrip() for line in file[first:last])
+        new = "\n".join(line.rstrip() for line in [*file[first:last], *fresh])
+        if old.endswith("\n") or new.endswith("\n"):  # a blank line, or the end of the one before
+            return
+        try:
+            edited, _ = replaced(text, old, new)
+        except NoMatch:
+            return
+        before, repeated, after = (
+            "".join(part) for part in (bodies[:first], bodies[first:last], bodies[last:])
+        )
+        # exact matches may begin or end within a line
+        assert (edited.startswith(before) and edited.endswith(after)) or text.count(old) == 1
+        if text.count(old) == 0 and bodies[last - 1].endswith("\n"):
+            assert edited.startswith(before + repeated)
+        if set(ends) == {"\r\n"}:
+            assert edited.count("\n") == edited.count("\r\n")
+        assert edited.endswith("\n") == text.endswith("\n") or text.count(old) == 1
+
+    replace()

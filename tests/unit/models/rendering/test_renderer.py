@@ -20,23 +20,33 @@ from ostinato.models.rendering.vocabulary import (
 SOURCE = Path(__file__).read_text()
 RENDERER = Renderer(train_tokenizer([SOURCE], vocab_size=500))
 NASTY_TEXT = st.lists(st.one_of(st.text(), st.sampled_from(SPECIAL_TOKENS))).map("".join)
+by_number = pytest.mark.parametrize("examples", [60, pytest.param(200, marks=pytest.mark.nightly)])
 
 
-@settings(max_examples=200, deadline=None)
-@given(NASTY_TEXT, st.sampled_from(["none", "lines", "all"]))
-def test_decode_of_encoded_text_returns_it(text: str, tags) -> None:
-    assert RENDERER.decode(RENDERER.encode_content(text, tags=tags)) == text
+@by_number
+def test_decode_of_encoded_text_returns_it(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(NASTY_TEXT, st.sampled_from(["none", "lines", "all"]))
+    def decode(text: str, tags) -> None:
+        assert RENDERER.decode(RENDERER.encode_content(text, tags=tags)) == text
+
+    decode()
 
 
-@settings(max_examples=200, deadline=None)
-@given(NASTY_TEXT)
-def test_content_never_yields_more_specials_than_its_tags_allow(text: str) -> None:
+@by_number
+def test_content_never_yields_more_specials_than_its_tags_allow(examples: int) -> None:
     control = {SPECIAL_IDS[token] for token in CONTROL_TOKENS}
     calls = {SPECIAL_IDS[token] for token in CALL_TAGS}
     lines = {SPECIAL_IDS[token] for token in LINE_TAGS}
-    assert not set(RENDERER.encode_content(text)) & (control | calls | lines)
-    assert not set(RENDERER.encode_content(text, tags="lines")) & (control | calls)
-    assert not set(RENDERER.encode_content(text, tags="all")) & control
+
+    @settings(max_examples=examples, deadline=None)
+    @given(NASTY_TEXT)
+    def encode(text: str) -> None:
+        assert not set(RENDERER.encode_content(text)) & (control | calls | lines)
+        assert not set(RENDERER.encode_content(text, tags="lines")) & (control | calls)
+        assert not set(RENDERER.encode_content(text, tags="all")) & control
+
+    encode()
 
 
 def test_conversation_is_the_concatenation_of_its_parts() -> None:
