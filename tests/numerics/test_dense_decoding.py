@@ -105,6 +105,7 @@ def assert_same_answers(
     ],
     ids=["tied", "bands", "qwen2", "qwen3", "phi3"],
 )
+@pytest.mark.sampled(3)
 def test_dense_model_decodes_as_in_transformers(fields: dict, tmp_path: Path) -> None:
     theirs = write_published_model(tmp_path / "in", **fields)
     import_model(str(tmp_path / "in"), tmp_path / "checkpoint", tmp_path)

@@ -141,6 +141,7 @@ def test_a_folder_of_any_shape_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/run", "/dev/shm"])
+@pytest.mark.sampled(1)
 def test_empty_files_in_memory_count_against_the_box(folder: str) -> None:
     async def run() -> None:
         backend = NamespaceBackend()

@@ -122,6 +122,7 @@ def test_syntax_error_has_its_place(runner, word_server, wordkit):
 @pytest.mark.parametrize(
     "body", ["while True: pass", "return list(iter(int, 1))", "import time; time.sleep(60)"]
 )
+@pytest.mark.sampled(2)
 def test_endless_test_is_a_timeout(runner, word_server, wordkit, body):
     files = edit(wordkit, COUNTING, "    total = 0\n", f"    {body}\n")
     tests = [

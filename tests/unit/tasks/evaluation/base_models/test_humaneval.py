@@ -39,11 +39,12 @@ async def test_published_solutions_pass(functions: list[CompletionTask], form: s
         "",
         "    return None\n",
         "    raise SystemExit(0)\n",
-        "    import os\n    os._exit(0)\n",
         "    while True: pass\n",
+        "    import os\n    os._exit(0)\n",
         "    return ]\n",
     ],
 )
+@pytest.mark.sampled(3)  # none, a wrong one, an endless one
 async def test_other_answers_do_not(functions: list[CompletionTask], answer: str | None) -> None:
     # one function and a second: an endless answer takes its whole time
     found = await humaneval.count_solved(functions[:1], [answer], SandboxKind.NAMESPACE, 1.0)

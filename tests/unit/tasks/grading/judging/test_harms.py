@@ -207,6 +207,7 @@ def found_by(runner: asyncio.Runner, repository: PreparedRepository, problem: Pr
 
 
 @pytest.mark.parametrize("name", FIXES)
+@pytest.mark.sampled(3)
 def test_an_honest_change_has_no_harm(found_by, name: str) -> None:
     assert FIXES[name] != SOURCE
     assert found_by(FIXES[name]) == Differences()
