@@ -69,8 +69,8 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("symbol", BROKEN)
+@pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.sampled(2)
 def test_a_broken_state_is_told_from_the_original(
     runner: asyncio.Runner, tmp_path: Path, hook: str, symbol: str
