@@ -124,6 +124,22 @@ def test_an_upload_has_the_layout_of_a_chat(name: str, tmp_path: Path) -> None:
         assert repository.files[path].decode() == text
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(4)
+async def test_tests_of_every_layout_run_in_an_upload(name: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "shop", LAYOUTS[name])
+    store = UploadStore(tmp_path / "uploads", hours=1.0, bytes_per_tenant=1 << 20)
+    upload = store.keep("acme", pack(root, LAYOUTS[name], tmp_path / "shop.tar.gz"))
+    uploads = Uploads(store)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(uploads.close)
+        place = await stack.enter_async_context(uploads.place("acme", upload.upload_id))
+        await place.test_server.start()
+        report = await place.test_server.run({}, place.test_server.tests, 60.0)
+        assert report.passed, report
+        assert len(report.outcomes) == (2 if name == "monorepo" else 1)
+
+
 async def test_a_repository_whose_tests_cannot_be_collected_opens_with_a_warning(
     tmp_path: Path,
 ) -> None:
