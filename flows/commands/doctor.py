@@ -422,8 +422,8 @@ def check_schedules(url: str, login: str | None = None, now: float | None = None
             f"{url} does not work, wanted runs within {_SCHEDULER_SECONDS:.0f} s"
         ),
         fix=(
-            "pip install 'sqlalchemy<2.1' where the server runs (with 2.1 the scheduler of Prefect 3.8 "
-            "fails), unset PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED, restart the server"
+            "pip install 'prefect>=3.9.1' where the server runs (with SQLAlchemy 2.1 the scheduler of "
+            "Prefect 3.8 fails), unset PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED, restart the server"
         ),
     )
 

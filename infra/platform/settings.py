@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -89,8 +89,9 @@ class Settings(BaseSettings):
     @field_validator("home")
     @classmethod
     def _fits_in_urls(cls, home: Path) -> Path:
-        if "?" in str(home):  # the URLs of Prefect's database and of the ledger end there
-            raise ValueError("wanted a path without ?")
+        # in the URLs of Prefect's database and of the ledger, ? ends a path and %41 is an A
+        if "?" in str(home) or unquote(str(home)) != str(home):
+            raise ValueError("wanted a path without ? and without % before two hexadecimal digits")
         str(home).encode()  # a ValueError for a name that is not UTF-8
         return home
 

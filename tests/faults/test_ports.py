@@ -45,8 +45,19 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHere]:
         settings = here.settings.model_copy(update={"dashboard_port": find_free_port()})
         told = {**here.environment, **settings.to_environment()}
         here.services.start(local_prefect.dashboard(settings, told))
+        run = here.start(here.deployment("rollback/serve-previous")["id"])
+        engine = wait_until("engine of a run", lambda: engine_of(here, run), 120)
+        engine.suspend()  # the worker listens while it runs a flow
         wait_until("server, dashboard and worker", lambda: parts_of(here) == PARTS, 120)
         yield here
+        engine.kill()
+
+
+def engine_of(here: PrefectHere, run: str) -> psutil.Process | None:
+    try:
+        return here.engine_of(run)
+    except AssertionError:  # not yet started
+        return None
 
 
 def found(here: PrefectHere) -> list[Listener]:
