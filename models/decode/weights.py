@@ -68,6 +68,15 @@ class DecodeWeights:
     drafts: tuple[DraftArrays, ...]
 
 
+def in_precision(name: str, tensor: Tensor, precision: Precision) -> Tensor:
+    """The tensor in the number format that an engine of this precision stores: norms, biases and routers are float32 in
+    every one.
+    """
+    is_matrix = tensor.dim() > 1 and not name.endswith(".mlp.gate.weight")
+    is_rounded = is_matrix and precision is Precision.BF16
+    return tensor.to(torch.bfloat16 if is_rounded else torch.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Canonical weights in the stored number formats, each converted when it is packed."""
@@ -76,10 +85,7 @@ class _Source:
     precision: Precision
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self.weights[name].detach()
-        is_matrix = tensor.dim() > 1 and not name.endswith(".mlp.gate.weight")
-        is_rounded = is_matrix and self.precision is Precision.BF16
-        return tensor.to(torch.bfloat16 if is_rounded else torch.float32)
+        return in_precision(name, self.weights[name].detach(), self.precision)
 
     @property
     def folds_norms(self) -> bool:

@@ -254,7 +254,8 @@ class ParityConfig(Record):
         default=None,
         description="k3 above which a step raises an alarm, for tokens from a KV cache of one version; None: 1e-6 where "
         "our engine and `precision` are fp32, 5e-4 where our engine is bf16, 1e-3 for vLLM in fp32 and 1e-2 in bf16 (2e-2 "
-        "for both engines in bf16 without router replay), at least 5e-3 with `precision` bf16 and 5e-2 with mx32 and mx128",
+        "for both engines in bf16 without router replay), at least 5e-3 with `precision` bf16 and 5e-2 with mx32 and mx128; "
+        "with `publish_precision` bf16, those of an engine in bf16",
     )
     alarm_kept_cache_k3: PositiveFloat = Field(
         default=1e-3,
@@ -295,6 +296,11 @@ class LearningConfig(Record):
     router_replay: RouterReplayConfig = RouterReplayConfig()
     packing: PackingConfig = PackingConfig()
     parity: ParityConfig = ParityConfig()
+    publish_precision: Precision = Field(
+        default=Precision.FP32,
+        description="number format of the matrices that engines get. bf16: rounded once for each version, so that a delta "
+        "holds only the elements whose rounded value changed; norms, biases and routers stay fp32, and so does training",
+    )
     anchor_every_versions: PositiveInt = Field(
         default=25, description="versions between full copies on the weight chain"
     )
@@ -360,7 +366,10 @@ class LearningConfig(Record):
 def trainer_config(learning: LearningConfig, decoding: DecodingConfig) -> LearningConfig:
     """Settings of the trainer, with the parity limits of its precision and of the sampling engine."""
     parity = learning.parity
-    engine = ("local" if decoding.engine == "local" else "vllm", decoding.precision)
+    # published in bf16, weights are rounded as an engine in bf16 rounds them
+    is_rounded = learning.publish_precision is Precision.BF16
+    precision = Precision.BF16 if is_rounded else decoding.precision
+    engine = ("local" if decoding.engine == "local" else "vllm", precision)
     rounding = TRAINER_ALARM_K3[learning.precision]
     if not learning.router_replay.enabled:
         rounding = max(rounding, _FREE_ROUTERS_ALARM_K3.get(engine, 0.0))

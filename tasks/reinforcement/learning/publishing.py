@@ -19,6 +19,7 @@ from ostinato.infra.serving.weights.manifest import ChainManifest
 from ostinato.infra.serving.weights.publisher import ChainPublisher
 from ostinato.infra.serving.weights.shard_publisher import OverlappedPublisher, ShardPublisher
 from ostinato.infra.serving.weights.shards import Waiting, share_tensors
+from ostinato.models.decode.weights import in_precision
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
 from ostinato.models.weight_shapes import weight_shapes
@@ -69,7 +70,11 @@ class VersionPublisher:
         if self._uploads.is_busy:
             self.finish()
         self._join_chain()
-        own = self._model.export_weights(self._own)
+        precision = self._config.publish_precision
+        own = {
+            name: in_precision(name, tensor, precision)
+            for name, tensor in self._model.export_weights(self._own).items()
+        }
         version = 0 if self._newest_version is None else self._newest_version + 1
         if all(gather_over_ranks(self._publisher.holds(self._newest, own, len(self._owners)))):
             assert self._newest is not None
@@ -119,7 +124,7 @@ class VersionPublisher:
         """A tensor of a kept version, broadcast by the rank that keeps it."""
         owner = self._owners[name]
         if owner == self._rank:
-            tensor = self._kept[version][name].to(current_device())
+            tensor = self._kept[version][name].to(current_device(), torch.float32)
         else:
             shape = weight_shapes(self._model.spec)[name]
             tensor = torch.empty(shape, device=current_device())
