@@ -49,13 +49,17 @@ def groups_by_step(rows: list[JournalRow]) -> dict[int, set[str]]:
 
 
 def kill_and_resume(
-    request: ReinforcementRequest, run: Path, settings: Settings, kill: Callable[[Path], None]
+    request: ReinforcementRequest,
+    run: Path,
+    settings: Settings,
+    kill: Callable[[Path], None],
+    entry: str = "ostinato.tasks.reinforcement.run:main",
 ) -> None:
     """Starts a run, kills it and starts it again. Nothing committed is lost, and nothing is trained twice."""
 
     def start() -> ReinforcementResult:
         return run_child(
-            "ostinato.tasks.reinforcement.run:main",
+            entry,
             request,
             ReinforcementResult,
             directory=run,

@@ -13,9 +13,11 @@ from typing import Literal
 import pytest
 
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import read_metrics
 from tests.fakes.processes import command_line
 from tests.fakes.reinforcement import miniature_request
 from tests.faults.killed_runs import kill_after_step, kill_and_resume, processes_after_step
+from tests.faults.unreported_step import STEP
 
 STEPS = 3
 CLI = (sys.executable, "-c", "from ostinato.flows.cli import main; main()")
@@ -65,3 +67,15 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     count = 1 if asked else STEPS
     assert f"{count} steps, all equal in weights" in replayed.stderr, replayed.stderr
     assert replayed.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_step_that_was_saved_and_not_reported_has_its_line(tmp_path: Path) -> None:
+    """A kill in the milliseconds between the two, which thirty drawn kills hit once."""
+    settings = Settings(home=tmp_path / "home", cpu_limit=2)
+    request, run = miniature_request(tmp_path, "unreported", STEPS), tmp_path / "run"
+    entry = "tests.faults.unreported_step:main"
+    kill_and_resume(request, run, settings, lambda _: None, entry)
+    restored = read_metrics(run / "metrics.jsonl")[STEP - 1]
+    assert {"solve_rate", "reward_mean", "loss", "staleness_mean", "version"} <= restored.keys()
