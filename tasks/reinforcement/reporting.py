@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from ostinato.infra.platform.cluster.stage_status import (
 from ostinato.infra.platform.cluster.workspace import METRICS, STATUS, Workspace, replace_text
 from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.platform.ledger import Ledger
-from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.infra.platform.record import finite
+from ostinato.infra.platform.telemetry import read_lines, read_metrics
 from ostinato.infra.serving.engine.fleet import EngineFleet
 from ostinato.tasks.grading.cheating.alarms import HackMonitor
 from ostinato.tasks.reinforcement.learning.actor import Publication
@@ -29,6 +31,7 @@ from ostinato.tasks.rollout.orchestrator import Orchestrator
 from ostinato.tasks.rollout.steps import StepRequest
 
 logger = logging.getLogger(__name__)
+KEPT_STEP = "kept_step.json"  # metrics of the step that is being saved
 
 
 class RunReporter:
@@ -55,6 +58,33 @@ class RunReporter:
 
     def start(self) -> None:
         self._write_status("starting")
+
+    def keep_step(self, orchestrator: Orchestrator, step: StepRequest, report: StepReport) -> None:
+        """Keeps the metrics of a step that is about to be saved, since a kill can come before its line is written."""
+        row = {
+            **report.metrics(),
+            **describe_groups(step.groups),
+            **step.metrics,
+            "used_seconds": orchestrator.used_seconds(asyncio.get_running_loop().time()),
+            "step": step.step,
+        }
+        replace_text(self._workspace.directory / KEPT_STEP, json.dumps(finite(row)))
+
+    def restore_step(self, saved_step: int, version: int) -> None:
+        """Writes the line of the last saved step if a kill prevented that, without what is known only after a publish."""
+        rows = read_metrics(self._workspace.directory / METRICS)
+        kept = read_lines(self._workspace.directory / KEPT_STEP)
+        if (
+            not kept
+            or kept[0].pop("step") != saved_step
+            or (rows and rows[-1]["step"] >= saved_step)
+        ):
+            return
+        message = f"step {saved_step} v{version}, its metrics restored after a kill"
+        logger.info("%s", message)
+        row = kept[0] | {"version": version}
+        self._workspace.progress.update(saved_step, self._request.max_steps, message, **row)
+        self.used_seconds = max(self.used_seconds, float(row["used_seconds"]))
 
     def end(self) -> None:
         """Sets the status for the time after the last step, while the result is being saved."""

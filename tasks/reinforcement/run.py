@@ -11,7 +11,6 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,10 +30,8 @@ from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.telemetry import configure_logging, fields, read_metrics
 from ostinato.tasks.evaluation.statistics import mean
 from ostinato.tasks.problems.published import load_problems
-from ostinato.tasks.records import Sample
 from ostinato.tasks.reinforcement.evaluation import OnlineEvaluation, open_evaluation
 from ostinato.tasks.reinforcement.learning.actor import Publication
-from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import (
@@ -130,6 +127,7 @@ class TrainingLoop:
             group_size=request.rollout.group_size,
             seed=request.rollout.seed,
         )
+        self.reporter.restore_step(status.step, status.weight_version)
         history = GroupHistory(self.workspace.directory / "groups.jsonl")
         untrained = self.journal.restore(status.step)
         history.replay(curriculum)
@@ -226,7 +224,9 @@ class TrainingLoop:
         started_at = time.monotonic()
         samples = self._samples.of(step.groups)
         self.journal.mark_trained([group.group_id for group in step.groups], step.step)
-        report, published, publish_seconds = await asyncio.to_thread(self._take_step, samples)
+        report = await asyncio.to_thread(self.services.trainer.step, samples)
+        self.reporter.keep_step(self._orchestrator, step, report)
+        published, publish_seconds = await asyncio.to_thread(self._publish_and_save)
         version = published.version
         if self.request.rollout.staleness.updates_engines(step.step):
             self._wanted_version = version
@@ -247,13 +247,11 @@ class TrainingLoop:
         )
         return version
 
-    def _take_step(self, samples: Sequence[Sample]) -> tuple[StepReport, Publication, float]:
-        """Takes the optimiser step. Writes the checkpoint while the version is uploaded, and returns the seconds of both."""
-        trainer = self.services.trainer
-        report = trainer.step(samples)
+    def _publish_and_save(self) -> tuple[Publication, float]:
+        """Writes the step's checkpoint while the version is uploaded. Returns the seconds of both."""
         began_at = time.monotonic()
-        trainer.start_publish()
-        return report, trainer.save().publication, time.monotonic() - began_at
+        self.services.trainer.start_publish()
+        return self.services.trainer.save().publication, time.monotonic() - began_at
 
 
 def _note_late_update(state: RetryCallState) -> None:
