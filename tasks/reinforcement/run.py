@@ -130,7 +130,7 @@ class TrainingLoop:
         self.reporter.restore_step(status.step, status.weight_version)
         history = GroupHistory(self.workspace.directory / "groups.jsonl")
         untrained = self.journal.restore(status.step)
-        history.replay(curriculum)
+        history.replay(curriculum, self.journal.committed())
         curriculum.resume(self.journal.drawn())
         orchestrator = self._orchestrator = Orchestrator(
             request.run_id,

@@ -142,7 +142,7 @@ class Curriculum:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """One committed group."""
+    """Result of one group that is about to be committed."""
 
     group_id: str
     problem_id: str
@@ -161,11 +161,12 @@ class GroupHistory:
         self._log.append(self._lines, asdict(result))
         self._lines += 1
 
-    def replay(self, curriculum: Curriculum) -> int:
-        """Adds every group in the file to a curriculum once. Returns the number of groups."""
+    def replay(self, curriculum: Curriculum, committed: Collection[str]) -> int:
+        """Adds every committed group in the file to a curriculum once. Returns the number of groups."""
         results: dict[str, dict[str, Any]] = {}
         for row in read_lines(self._log.path):
-            results.setdefault(row["group_id"], row)
+            if row["group_id"] in committed:
+                results.setdefault(row["group_id"], row)
         for row in results.values():
             curriculum.observe(row["problem_id"], attempts=row["attempts"], solved=row["solved"])
         self._lines = len(results)

@@ -121,6 +121,11 @@ class RolloutJournal:
             for row in self._rows.rows(self._run_id)
         }
 
+    def committed(self) -> set[str]:
+        """Ids of all groups that were committed."""
+        rows = self._rows.rows(self._run_id)
+        return {row.group_id for row in rows if row.commit_sequence is not None}
+
     def counts(self) -> dict[str, int]:
         return self._rows.counts(self._run_id)
 

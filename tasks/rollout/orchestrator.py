@@ -184,7 +184,6 @@ class Orchestrator:
         self._failed_groups_in_row = 0
         group = slot.group
         self._consumption.record_group(asyncio.get_running_loop().time() - slot.started_at)
-        self._journal.commit(group)
         solved = sum(1 for member in group.trajectories if member.verdict and member.verdict.passed)
         result = GroupResult(
             group_id=group.group_id,
@@ -192,8 +191,11 @@ class Orchestrator:
             attempts=len(group.trajectories),
             solved=solved,
         )
+        self.on_group(
+            result
+        )  # before the commit, so that no committed group lacks its result after a kill
+        self._journal.commit(group)
         self.curriculum.observe(result.problem_id, attempts=result.attempts, solved=solved)
-        self.on_group(result)
 
     def _retire_stale(self) -> None:
         version = self.progress.trainer_version

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.platform.errors import ClusterError, ConfigError, EngineError
+from ostinato.infra.platform.errors import ClusterError, ConfigError, EngineError, StorageError
 from ostinato.infra.platform.plugins import installed_entries
+from ostinato.infra.platform.telemetry import read_lines
 from ostinato.infra.platform.virtual_time import run_virtual
-from ostinato.tasks.records import Outcome, Trajectory
+from ostinato.tasks.records import Group, Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
@@ -308,8 +309,29 @@ def test_a_resumed_curriculum_knows_every_committed_group(tmp_path: Path) -> Non
     script.run()
     problems = [make_problem(f"p{index}") for index in range(12)]
     fresh = Curriculum(problems, CurriculumConfig(), group_size=2, seed=0)
+    committed = set(script.journal.ends)
+    history = GroupHistory(tmp_path / "groups.jsonl")
 
-    assert GroupHistory(tmp_path / "groups.jsonl").replay(fresh) >= sum(script.trained.values()) > 0
+    assert history.replay(fresh, committed) == len(committed) >= sum(script.trained.values()) > 0
+    assert history.replay(fresh, committed - {min(committed)}) == len(committed) - 1
+
+
+def test_a_result_is_in_the_history_before_its_group_is_committed(tmp_path: Path) -> None:
+    """A kill at the commit leaves a line too many, which a resumed run does not count, and never one too few."""
+    script = Script(lambda request: 1.0)
+    history = GroupHistory(tmp_path / "groups.jsonl")
+    script.orchestrator.on_group = history.append
+
+    def killed(group: Group) -> None:
+        raise StorageError("killed")
+
+    script.journal.commit = killed
+    with pytest.raises(StorageError, match="killed"):
+        script.run()
+    (line,) = read_lines(tmp_path / "groups.jsonl")
+    assert line["group_id"] not in script.journal.ends
+    fresh = Curriculum([make_problem("p0")], CurriculumConfig(), group_size=2, seed=0)
+    assert history.replay(fresh, set(script.journal.ends)) == 0
 
 
 @pytest.mark.parametrize("groups_per_step", [2, 5])
