@@ -74,11 +74,8 @@ class RunReporter:
         """Writes the line of the last saved step if a kill prevented that, without what is known only after a publish."""
         rows = read_metrics(self._workspace.directory / METRICS)
         kept = read_lines(self._workspace.directory / KEPT_STEP)
-        if (
-            not kept
-            or kept[0].pop("step") != saved_step
-            or (rows and rows[-1]["step"] >= saved_step)
-        ):
+        newest = int(rows[-1]["step"]) if rows else 0
+        if not kept or kept[0].pop("step") != saved_step or newest >= saved_step:
             return
         message = f"step {saved_step} v{version}, its metrics restored after a kill"
         logger.info("%s", message)

@@ -325,14 +325,21 @@ def compare_arms(observations: Sequence[ArmObservation], config: GuardConfig) ->
         )
     if missing:
         return GuardReport(advice=Advice.WAIT, reason=missing, measures=())
-    arms = control, candidate
     measures = [
         *(
-            _proportion(name, *(_values(arm, field) for arm in arms), config, worse=worse)
+            _proportion(
+                name, _values(control, field), _values(candidate, field), config, worse=worse
+            )
             for name, (field, worse) in _SHARES.items()
         ),
         *(
-            _median(name, *(_values(arm, name) for arm in arms), config, getattr(config, growth))
+            _median(
+                name,
+                _values(control, name),
+                _values(candidate, name),
+                config,
+                getattr(config, growth),
+            )
             for name, growth in _MEDIANS.items()
         ),
     ]
