@@ -20,7 +20,7 @@ from ostinato.flows.stages.declared import REINFORCEMENT, SCORECARD_JSON
 from ostinato.flows.stages.forms import RunOptions, Suite
 from ostinato.flows.stages.lineage import Ancestor, trace
 from ostinato.infra.agent.endpoint import Endpoint
-from ostinato.infra.platform.artifacts import ArtifactRef, Artifacts, open_artifacts
+from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import ConfigError
@@ -222,13 +222,10 @@ class CheckpointArtifact:
         return str(self.ref)
 
     @property
-    def _artifacts(self) -> Artifacts:
-        return open_artifacts(self.settings, open_ledger(self.settings))
-
-    @property
     def directory(self) -> Path:
         """Verified local copy of the files."""
-        return self._artifacts.local_copy(self.ref, self.settings.home)
+        artifacts = open_artifacts(self.settings, open_ledger(self.settings))
+        return artifacts.local_copy(self.ref, self.settings.home)
 
     def lineage(self) -> Ancestor:
         """The checkpoint with its ancestors, back to source archives."""

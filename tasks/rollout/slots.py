@@ -241,11 +241,12 @@ class GroupTable:
                     late_groups=late,
                 )
         taken = {slot.group_id for slot in chosen}
+        next_version = trainer_version + 1
         additional = [
             slot
             for slot in self._ready
             if slot.group_id not in taken
-            and (not slot.fills_step or self._is_last_chance(slot, trainer_version))
+            and (not slot.fills_step or self.policy.is_stale(slot.birth_version, next_version))
         ]
         return Batch(slots=tuple(chosen + additional))
 
@@ -262,10 +263,6 @@ class GroupTable:
             "groups_stale_total": self.ended[GroupState.STALE.value],
             **{f"outcome_{name}_total": count for name, count in sorted(self.outcomes.items())},
         }
-
-    def _is_last_chance(self, slot: GroupSlot, trainer_version: int) -> bool:
-        """Whether the group is too old for the step after this one."""
-        return self.policy.is_stale(slot.birth_version, trainer_version + 1)
 
     def _leave_running(self, slot: GroupSlot) -> None:
         del self._running[slot.birth_version][slot.group_id]

@@ -37,14 +37,11 @@ async def search_texts(
     if environment.code_search is None:
         raise ToolFailure("there is no code search here, use grep")
     places = [directory.strip("./") for directory in directories]
+    starts = tuple(f"{place}/" if place else "" for place in places) or ("",)
     changes = await environment.sandbox.diff()
     most = MAX_HITS if not places else MAX_HITS_ANYWHERE
     hits = environment.code_search.search(changes, query, most)
-    return list_hits([hit for hit in hits if _is_below(hit.path, places)][:MAX_HITS])
-
-
-def _is_below(path: str, places: Sequence[str]) -> bool:
-    return not places or any(path.startswith(f"{place}/") or not place for place in places)
+    return list_hits([hit for hit in hits if hit.path.startswith(starts)][:MAX_HITS])
 
 
 def list_hits(hits: Sequence[Hit]) -> str:

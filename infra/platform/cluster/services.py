@@ -85,12 +85,8 @@ def _start(
         stderr=None if log is None else subprocess.STDOUT,
         env={**os.environ, **environment},
         start_new_session=True,
-        preexec_fn=_end_with_parent,
+        preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
     )
-
-
-def _end_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def require_free_port(port: int, purpose: str) -> None:

@@ -87,7 +87,7 @@ class BoxProcess:
         # These calls fail where something is missing on the host, so they come before anything is opened.
         starter = [str(build_starter()), str(devices_folder()), *_isolation(limits)]
         rights = () if server is None else _NAMESPACE_RIGHTS
-        mounts = (*system_mounts(), *repository_mounts, *rights, *_read_only("/proc", "/dev", "/"))
+        mounts = (*system_mounts(), *repository_mounts, *rights, *_READ_ONLY)
         variables = _variables({**_ENVIRONMENT, **(environment or {})})
         allowed = filter_program()
         self.name = f"{os.getpid()}-{next(_counter)}"
@@ -258,10 +258,7 @@ _NAMESPACE_RIGHTS = (
     *("--cap-add", "CAP_DAC_OVERRIDE"),  # an overlay's working folder has mode 0
     *("--ro-bind", "/proc", HOST_PROC),
 )
-
-
-def _read_only(*paths: str) -> tuple[str, ...]:
-    return tuple(word for path in paths for word in ("--remount-ro", path))
+_READ_ONLY = ("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/")
 
 
 def python_path(import_roots: Iterable[str], *others: str) -> str:

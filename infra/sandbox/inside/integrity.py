@@ -178,7 +178,7 @@ def _list_hooks(
     """Each hook's implementations in order, as id, function and code."""
     return {
         name: [
-            (id(implementation), implementation.function, _code_of(implementation.function))
+            (id(implementation), implementation.function, _function_of(implementation.function)[1])
             for implementation in caller.get_hookimpls()
         ]
         for name, caller in vars(manager.hook).items()
@@ -187,10 +187,6 @@ def _list_hooks(
 
 
 _WATCHED_KINDS = (types.FunctionType, type, classmethod, staticmethod, property)
-
-
-def _code_of(value: object) -> types.CodeType | None:
-    return _function_of(value)[1]
 
 
 def _function_of(value: object) -> tuple[types.FunctionType, types.CodeType] | tuple[None, None]:

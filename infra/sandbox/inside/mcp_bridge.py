@@ -56,7 +56,7 @@ class Server:
             self._number += 1
             number = self._number
             answer = self._answers[number] = queue.Queue(1)
-        self._send({"id": number, "method": method, "params": parameters})
+        self.send({"id": number, "method": method, "params": parameters})
         try:
             fault = {"error": {"message": self._fault}}
             message = fault if self._fault else answer.get(timeout=seconds)
@@ -79,10 +79,8 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def notify(self, method: str) -> None:
-        self._send({"method": method})
-
-    def _send(self, message: dict) -> None:
+    def send(self, message: dict) -> None:
+        """Sends a request, a notification or an answer."""
         line = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
         try:
             with self._lock:
@@ -106,7 +104,7 @@ class Server:
                 continue
             if "method" in message:
                 if "id" in message:
-                    self._send({"id": message["id"], **_answer(message["method"])})
+                    self.send({"id": message["id"], **_answer(message["method"])})
                 continue
             waiting = self._answers.get(message.get("id"))
             if waiting is not None and waiting.empty():
@@ -154,7 +152,7 @@ def _initialize(server: Server, seconds: float) -> list:
     client = {"name": "ostinato", "version": "1"}
     greeting = {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": client}
     server.request("initialize", greeting, seconds)
-    server.notify("notifications/initialized")
+    server.send({"method": "notifications/initialized"})
     tools, page = [], {}
     for _ in range(MAX_PAGES):
         listed = server.request("tools/list", page, seconds)

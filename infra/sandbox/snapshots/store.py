@@ -54,7 +54,8 @@ class LayerStore:
     """Content-addressed layers, in a folder that the constructor creates and `close` removes."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent or _state_parent()))
+        prefix = f"ostinato-{os.geteuid()}-{os.getpid()}-"
+        self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent or _state_parent()))
         (self.directory / "empty").mkdir()
         self._uses: Counter[str] = Counter()
         self._entries: dict[str, Entries] = {}
@@ -209,10 +210,6 @@ def _state_parent() -> Path:
             parent = memory
     _sweep_dead(parent)
     return parent
-
-
-def _prefix() -> str:
-    return f"ostinato-{os.geteuid()}-{os.getpid()}-"
 
 
 def _sweep_dead(parent: Path) -> None:

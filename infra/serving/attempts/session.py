@@ -159,7 +159,9 @@ class AttemptSession:
         turn, place = self.graph.find(keys)
         if turn is None:
             return None, 0
-        session_id = self._new_engine_session() if turn.is_continued else turn.session_id
+        session_id = turn.session_id
+        if turn.is_continued:
+            session_id = f"{self._request.session_id}#{secrets.token_hex(4)}"
         turn.is_continued = True
         return ChatHistory(session_id, tuple(turn.builder.token_ids), turn, place), place
 
@@ -251,9 +253,6 @@ class AttemptSession:
     def _refuse_after_end(self) -> None:
         if self.ended.is_set():
             raise ApiError(403, f"the attempt is over: {self.ending[0].value}", code="attempt_over")
-
-    def _new_engine_session(self) -> str:
-        return f"{self._request.session_id}#{secrets.token_hex(4)}"
 
     def _note_failure(self, answering: Answering, error: EngineError) -> None:
         self.engine_failure = str(error)

@@ -121,7 +121,7 @@ class ChainSubscriber:
                 continue
             self._held, self._held_manifest = tensors, target
             return dict(tensors)
-        self._ask_for_anchor(version)
+        self._objects.put_bytes(anchor_wanted_key(self.chain_id, version), b"{}")
         raise StorageError(
             f"chain {self.chain_id}: version {version} cannot be built, wanted one sound build path: "
             + ("; ".join(failures) or "the chain holds no anchor at or before it")
@@ -160,10 +160,6 @@ class ChainSubscriber:
             logger.warning(
                 "chain=%s reader=%s has no record: %s", self.chain_id, self._reader_id, error
             )
-
-    def _ask_for_anchor(self, version: int) -> None:
-        """Asks the publisher for an anchor as its next version, since `version` could not be built."""
-        self._objects.put_bytes(anchor_wanted_key(self.chain_id, version), b"{}")
 
     def _build_paths(self, target: ChainManifest, failures: list[str]) -> Iterator[_BuildPath]:
         """Every path to the target: the cheaper of held version and nearest anchor, the other, then older anchors."""
@@ -209,7 +205,8 @@ class ChainSubscriber:
     def _follow(self, path: _BuildPath, target: ChainManifest) -> dict[str, torch.Tensor]:
         tensors = {} if path.anchor is not None else dict(self._held or {})
         stages = list(path.stages)
-        items = [self._select_shard(objects) for _, objects in stages]
+        own = slice(None) if self._shard is None else slice(self._shard, self._shard + 1)
+        items = [objects[own] for _, objects in stages]
         payloads = self._download([item for selected in items for item in selected])
         for (manifest, _), selected in zip(stages, items, strict=True):
             for item in selected:
@@ -218,9 +215,6 @@ class ChainSubscriber:
             tensors = {name: tensor for name, tensor in tensors.items() if name in known}
         self._verify(tensors, target)
         return tensors
-
-    def _select_shard(self, objects: ShardObjects) -> ShardObjects:
-        return objects if self._shard is None else objects[self._shard : self._shard + 1]
 
     def _download(self, items: list[ChainObject]) -> Iterator[bytes]:
         """Checked bytes of each object, in order. Several are downloaded at once."""

@@ -82,7 +82,7 @@ class _Finder:
 
     def _visit_call(self, node: ast.Call) -> None:
         arguments = [_span(argument) for argument in node.args]
-        arguments += [_keyword_span(keyword) for keyword in node.keywords]
+        arguments += [(keyword.col_offset, _span(keyword.value)[1]) for keyword in node.keywords]
         self._line(node).calls.append(CallParts(_span(node), arguments, len(node.args)))
 
     def _visit_statement(self, node: ast.stmt) -> None:
@@ -95,10 +95,6 @@ class _Finder:
 
     def _line(self, node: ast.expr | ast.stmt) -> LineParts:
         return self.parts[node.lineno - self.first_line]
-
-
-def _keyword_span(keyword: ast.keyword) -> Span:
-    return keyword.col_offset, _span(keyword.value)[1]
 
 
 def _is_flat(node: ast.expr | ast.stmt) -> bool:

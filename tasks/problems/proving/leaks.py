@@ -58,7 +58,12 @@ class LeakCheck:
     @functools.cached_property
     def _everything(self) -> Mapping[str, bytes]:
         """Every file below the repository, caches and bytecode included."""
-        return _read_below(self._repository.directory)
+        directory = self._repository.directory
+        return {
+            path.relative_to(directory).as_posix(): path.read_bytes()
+            for path in sorted(directory.rglob("*"))
+            if path.is_file()
+        }
 
     @functools.cached_property
     def _places(self) -> Mapping[bytes | int, set[str]]:
@@ -128,7 +133,8 @@ class LeakCheck:
 
     def _find_line(self, broken: Mapping[str, bytes], path: str, number: int) -> Iterator[Leak]:
         lines = self._pristine[path].decode().split("\n")
-        line, run = squeeze(lines[number - 1].encode()), squeeze(_around(lines, number))
+        with_neighbours = "\n".join(lines[max(0, number - 2) : number + 1])
+        line, run = squeeze(lines[number - 1].encode()), squeeze(with_neighbours.encode())
         for other in self._pristine:
             now = broken.get(other)
             quoted = self._quoted[other] if now is None else _quoted_in(now)
@@ -154,14 +160,6 @@ class LeakCheck:
             is_product = self._repository.is_editable(path) and path in self._pristine
             if is_product and self._squeezed[path] in self._history:
                 yield Leak("file as it was", path)
-
-
-def _read_below(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 def _own_names(problem: Problem, counts: Mapping[str, int]) -> set[str]:
@@ -211,10 +209,6 @@ def _library_runs() -> frozenset[int]:
 def squeeze(text: bytes) -> bytes:
     """The text without white space."""
     return b"".join(text.split())
-
-
-def _around(lines: list[str], number: int) -> bytes:
-    return "\n".join(lines[max(0, number - 2) : number + 1]).encode()
 
 
 @functools.lru_cache(maxsize=256)

@@ -37,15 +37,12 @@ def arrange(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
             continue
         arranged += _match(call_ids, [message for message in run if message.role == "tool"])
         for message in run:
-            if message.role in _SYSTEM_ROLES and not _is_start(arranged):
+            is_start = not arranged or arranged[-1].role in _SYSTEM_ROLES
+            if message.role in _SYSTEM_ROLES and not is_start:
                 arranged.append(message.model_copy(update={"role": "user"}))
             elif message.role != "tool":
                 arranged.append(message)
     return arranged
-
-
-def _is_start(arranged: Sequence[ChatMessage]) -> bool:
-    return not arranged or arranged[-1].role in _SYSTEM_ROLES
 
 
 def _match(call_ids: list[str] | None, results: list[ChatMessage]) -> list[ChatMessage]:

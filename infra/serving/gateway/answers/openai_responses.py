@@ -114,17 +114,13 @@ class ReasoningItem(OpenAIWire):
     type: Literal["reasoning"]
 
 
-def _kind_of_item(item: Any) -> str:
-    return kind_of(item, "message")
-
-
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(
-        _kind_of_item,
+        lambda item: kind_of(item, "message"),
         custom_error_type="item_type",
         custom_error_message="wanted an item of type message, function_call, function_call_output or reasoning",
     ),

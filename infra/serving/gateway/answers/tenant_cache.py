@@ -38,7 +38,7 @@ class TenantCache(Generic[Value]):
         is_new = key not in held
         held[key] = value
         if is_new and len(self) > self._most:
-            self._fullest().popitem()
+            max(self._by_tenant.values(), key=len).popitem()
 
     def remove(self, tenant: str, key: str) -> None:
         """Removes a value, if there is one."""
@@ -55,6 +55,3 @@ class TenantCache(Generic[Value]):
         """Number of all values. Also drops tenants without any."""
         self._by_tenant = {tenant: held for tenant, held in self._by_tenant.items() if len(held)}
         return sum(len(held) for held in self._by_tenant.values())
-
-    def _fullest(self) -> TTLCache[str, Value]:
-        return max(self._by_tenant.values(), key=len)
