@@ -24,6 +24,7 @@ from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.cluster.workspace import METRICS
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.extras import say_missing
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings, check_home, load_settings
 from ostinato.infra.platform.telemetry import read_metrics
@@ -200,9 +201,7 @@ class ReinforcementRun:
         try:
             import pandas  # noqa: PLC0415 - an extra
         except ModuleNotFoundError:
-            raise ConfigError(
-                "pandas is not installed, wanted: pip install 'ostinato[notebook]'"
-            ) from None
+            raise ConfigError(say_missing("pandas", "notebook")) from None
         return pandas.DataFrame(read_metrics(self.directory / METRICS)).set_index("step")
 
     def attempts(self, *, solved: bool | None = None) -> list["Attempt"]:

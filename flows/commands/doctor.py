@@ -24,7 +24,7 @@ from pydantic import Field
 from ostinato.flows.operating.local_prefect import named_server
 from ostinato.flows.recipe import Recipe
 from ostinato.flows.stages.disk import estimate_disk
-from ostinato.flows.stages.server_access import ServerAccess, open_api
+from ostinato.flows.stages.server_access import ServerAccess, ask, open_api
 from ostinato.infra.platform.errors import ConfigError, OstinatoError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.objects import open_object_store
@@ -426,7 +426,7 @@ def check_schedules(url: str, login: str | None = None, now: float | None = None
 def _scheduled(api: httpx2.Client) -> Iterator[dict[str, Any]]:
     """Deployments that are not paused and have an active schedule."""
     offset = 0
-    while page := _ask(api, "deployments/filter", {"limit": _PAGE, "offset": offset}):
+    while page := ask(api, "deployments/filter", {"limit": _PAGE, "offset": offset}):
         yield from (
             deployment
             for deployment in page
@@ -440,11 +440,7 @@ def _has_scheduled_run(api: httpx2.Client, deployment: str) -> bool:
         "deployments": {"id": {"any_": [deployment]}},
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
     }
-    return _ask(api, "flow_runs/count", wanted) > 0
-
-
-def _ask(api: httpx2.Client, path: str, body: Mapping[str, Any]) -> Any:
-    return api.post(path, json=body).raise_for_status().json()
+    return ask(api, "flow_runs/count", wanted) > 0
 
 
 def _changed_at(deployment: Mapping[str, Any]) -> float:

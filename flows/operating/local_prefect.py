@@ -21,6 +21,7 @@ from ostinato.flows.stages.server_access import (
     LOGIN_FILE,
     SERVER_MODULE,
     ServerAccess,
+    ask,
     is_own_server,
     open_api,
     own_access,
@@ -191,7 +192,7 @@ def server(
 def has_lost_database(access: ServerAccess) -> bool:
     """Whether a server has no deployments, which means that its database is new."""
     with contextlib.suppress(httpx2.HTTPError), open_api(access) as api:
-        return api.post("/deployments/count", json={}).raise_for_status().json() == 0
+        return ask(api, "/deployments/count", {}) == 0
     return False
 
 

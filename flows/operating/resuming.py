@@ -9,7 +9,7 @@ import httpx2
 
 from ostinato.flows.operating.local_prefect import AUTO_RESUME, DEPLOYED, WORK_POOL
 from ostinato.flows.recipe_text import run_title
-from ostinato.flows.stages.server_access import ServerAccess, open_api
+from ostinato.flows.stages.server_access import ServerAccess, ask, open_api
 from ostinato.infra.platform.record import Record
 
 MAX_ATTEMPTS = 8  # of one run, after which a person is needed
@@ -96,8 +96,8 @@ def resume_overdue(access: ServerAccess, after_seconds: float = 60.0) -> list[st
         },
     }
     with open_api(access, timeout=10) as api:
-        answer = api.post("/flow_runs/filter", json={"flow_runs": crashed}).raise_for_status()
-        found = [_interrupted(api, run) for run in answer.json()]
+        runs = ask(api, "/flow_runs/filter", {"flow_runs": crashed})
+        found = [_interrupted(api, run) for run in runs]
     for run in found:
         if run.may_resume:
             resumed.append(resume_crashed(access, run.run_id).title)
@@ -123,8 +123,7 @@ def states_of(api: httpx2.Client, run_id: str) -> list[dict[str, Any]]:
 def _active_runs(api: httpx2.Client, **other: Any) -> list[dict[str, Any]]:
     states = {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}
     flow_runs = {**states, **other.pop("flow_runs", {})}
-    answer = api.post("/flow_runs/filter", json={"flow_runs": flow_runs, **other})
-    return answer.raise_for_status().json()
+    return ask(api, "/flow_runs/filter", {"flow_runs": flow_runs, **other})
 
 
 def _interrupted(api: httpx2.Client, run: dict[str, Any]) -> InterruptedRun:
@@ -172,12 +171,11 @@ def name_waiting_runs(access: ServerAccess) -> None:
         "tags": {"all_": [DEPLOYED]},
     }
     with open_api(access, timeout=10) as api:
-        waiting = api.post("/flow_runs/filter", json={"flow_runs": not_begun}).raise_for_status()
-        unnamed = [run for run in waiting.json() if " " not in run["name"]]
+        waiting = ask(api, "/flow_runs/filter", {"flow_runs": not_begun})
+        unnamed = [run for run in waiting if " " not in run["name"]]
         if not unnamed:
             return
-        flows = api.post("/flows/filter", json={}).raise_for_status().json()
-        names = {flow["id"]: flow["name"] for flow in flows}
+        names = {flow["id"]: flow["name"] for flow in ask(api, "/flows/filter", {})}
         for run in unnamed:
             title = run_title(names[run["flow_id"]], run["parameters"])
             if title != run["name"]:

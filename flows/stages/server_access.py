@@ -10,9 +10,9 @@ import os
 import secrets
 import stat
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
 import psutil
@@ -93,6 +93,11 @@ def basic_header(login: str) -> str:
 def open_api(access: ServerAccess, timeout: float = 30.0) -> httpx2.Client:
     """A client of a Prefect server's API."""
     return httpx2.Client(base_url=access.url, timeout=timeout, auth=_Login(access))
+
+
+def ask(api: httpx2.Client, path: str, body: Mapping[str, Any]) -> Any:
+    """The server's answer to a question with a body. httpx2.HTTPStatusError when it refuses."""
+    return api.post(path, json=body).raise_for_status().json()
 
 
 class _Login(httpx2.Auth):

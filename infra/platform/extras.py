@@ -13,13 +13,13 @@ _PACKAGES = {"serve": ("torch", "numba"), "train": ("torch", "numba", "megatron"
 def explain_missing(package: str) -> str:
     """Which extra brings a package that is not installed. Empty if none does."""
     extras = [extra for extra, packages in _PACKAGES.items() if package in packages]
-    return _explain(package, extras[0]) if extras else ""
+    return say_missing(package, extras[0]) if extras else ""
 
 
 def find_missing(extra: str) -> str:
     """Which package of `serve` or `train` is not installed. Empty if all are. Imports none of them."""
     missing = [package for package in _PACKAGES[extra] if find_spec(package) is None]
-    return _explain(missing[0], extra) if missing else ""
+    return say_missing(missing[0], extra) if missing else ""
 
 
 def require_extra(extra: str) -> None:
@@ -28,5 +28,6 @@ def require_extra(extra: str) -> None:
         raise ConfigError(missing)
 
 
-def _explain(package: str, extra: str) -> str:
+def say_missing(package: str, extra: str) -> str:
+    """The text of an error without a package."""
     return f"{package} is not installed; `pip install 'ostinato[{extra}]'` brings it"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ostinato.infra.platform.bounded_files import MAX_FILE_BYTES, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.extras import say_missing
 from ostinato.infra.platform.source_archives import fetch_wheel
 from ostinato.infra.platform.unpacking import unpack
 from ostinato.infra.serving.published_models import CONFIG
@@ -156,9 +157,7 @@ def load_extra_module(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{what} needs {error.name}, which is not installed; pip install 'ostinato[models]'"
-        ) from error
+        raise ConfigError(f"{what}: {say_missing(str(error.name), 'models')}") from error
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -73,8 +73,8 @@ class Rates(Record):
     decode: float
 
 
-class ExposedShares(Record):
-    """Shares of a transfer's time that computation does not hide."""
+class AxisValues(Record):
+    """A number for the transfers of each axis of a layout."""
 
     tensor: float
     expert: float
@@ -108,7 +108,7 @@ class Inputs(Record):
 
     chip: Chip
     rates: Rates
-    shares: ExposedShares
+    shares: AxisValues = Field(description="shares of the time that computation does not hide")
     costs: Costs
 
 

@@ -9,7 +9,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.planning.inputs import Inputs, TrainingWork
+from ostinato.tasks.planning.inputs import AxisValues, Inputs, TrainingWork
 from ostinato.tasks.planning.shapes import (
     RankMemory,
     model_parameters,
@@ -22,16 +22,6 @@ from ostinato.tasks.planning.shapes import (
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 
-class StepBytes(Record):
-    """Bytes that one rank sends in one step."""
-
-    tensor: float
-    expert: float
-    context: float
-    pipeline: float
-    data: float
-
-
 class StepTime(Record):
     """Seconds of one step, part by part."""
 
@@ -42,7 +32,7 @@ class StepTime(Record):
     bubble_seconds: float
     optimizer_seconds: float
     forward_seconds: float
-    sent: StepBytes
+    sent: AxisValues = Field(description="bytes that one rank sends")
     mfu: float
 
     @property
@@ -114,7 +104,7 @@ def _launch_seconds(spec: ModelSpec, layout: ParallelLayout, inputs: Inputs) -> 
     return kernels / layout.pipeline * costs.kernel_microseconds * MICRO
 
 
-def _sent(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork) -> StepBytes:
+def _sent(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork) -> AxisValues:
     hidden = 2 * spec.hidden_size
     # tokens that a data-parallel rank's context slice sees, and layers of a stage
     tokens = work.step_tokens / layout.data / layout.context
@@ -126,7 +116,7 @@ def _sent(spec: ModelSpec, layout: ParallelLayout, work: TrainingWork) -> StepBy
     # every tensor-parallel rank needs whole latents
     exchanged = spec.cached_size / (layout.tensor if spec.latent is None else 1)
     routed = tokens / layout.tensor * spec.experts_per_token * hidden
-    return StepBytes(
+    return AxisValues(
         # gather and scatter around attention and MLP, forward and backward
         tensor=8 * layers * tokens * hidden * _outside(layout.tensor),
         # dispatch and combine, forward and backward
@@ -148,7 +138,7 @@ def _outside(degree: int) -> float:
     return (degree - 1) / degree
 
 
-def _transfer_seconds(layout: ParallelLayout, sent: StepBytes, inputs: Inputs) -> float:
+def _transfer_seconds(layout: ParallelLayout, sent: AxisValues, inputs: Inputs) -> float:
     shares = inputs.shares
     experts = layout.expert * layout.expert_tensor
     inner = layout.tensor * layout.context

@@ -14,6 +14,7 @@ from ostinato.flows.operating.resuming import MAX_ATTEMPTS, count_attempts, stat
 from ostinato.flows.operating.status.processes import ProcessTable, say_stopped
 from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds
 from ostinato.flows.operating.status.services import WORKER, UpProcess
+from ostinato.flows.stages.server_access import ask
 from ostinato.infra.platform.cluster.processes import marked_processes
 
 _AFTER_CRASH = ("Crashed", "AwaitingRetry")
@@ -39,10 +40,10 @@ class PrefectRows:
     ) -> None:
         self._api, self._up, self._processes = api, up, processes
         self._home, self._now, self._thresholds = home, now, thresholds
-        pools = self._ask("work_pools/filter", {})
+        pools = ask(self._api, "work_pools/filter", {})
         self._pools = {pool["name"]: pool for pool in pools if pool["type"] == "process"}
         self._workers = {
-            name: self._ask(f"work_pools/{name}/workers/filter", {}) for name in self._pools
+            name: ask(self._api, f"work_pools/{name}/workers/filter", {}) for name in self._pools
         }
         self._active = self._runs(_ACTIVE)
         # Read after the runs, so that a run that starts in between is in neither. Stages inherit the variable.
@@ -66,7 +67,7 @@ class PrefectRows:
 
     def _runs(self, states: list[str], **more: Any) -> list[dict[str, Any]]:
         wanted = {"flow_runs": {"state": {"type": {"any_": states}}, **more}}
-        return self._ask("flow_runs/filter", wanted)
+        return ask(self._api, "flow_runs/filter", wanted)
 
     def _recently_crashed(self) -> list[dict[str, Any]]:
         since = datetime.fromtimestamp(self._now, tz=UTC) - _RECENT
@@ -79,7 +80,7 @@ class PrefectRows:
         if not crashes:
             return StatusRow(part=_name(run), state=run["state_type"].lower())
         errors = {"logs": {"flow_run_id": {"any_": [run["id"]]}, "level": {"ge_": logging.ERROR}}}
-        messages = [line["message"] for line in self._ask("logs/filter", errors)]
+        messages = [line["message"] for line in ask(self._api, "logs/filter", errors)]
         messages = messages or [crashes[-1]["message"] or "its process ended"]
         why = messages[-1].strip().splitlines()[-1]
         row = StatusRow(
@@ -89,9 +90,6 @@ class PrefectRows:
             progress=f"attempt {count_attempts(states)} of {MAX_ATTEMPTS}",
         )
         return row.changed(fault=Fault.STUCK_RUN, cause=f"it died before it started: {why[:300]}")
-
-    def _ask(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return self._api.post(path, json=body).raise_for_status().json()
 
     def _online(self, pool: str) -> list[dict[str, Any]]:
         return [worker for worker in self._workers[pool] if worker["status"] == "ONLINE"]
@@ -157,7 +155,7 @@ class PrefectRows:
             return row.changed(state="queued", waits_for="a slot of its deployment")
         if pool not in self._pools:
             return row.changed(waits_for=f"a worker of pool {pool}")
-        queues = self._ask(f"work_pools/{pool}/queues/filter", {})
+        queues = ask(self._api, f"work_pools/{pool}/queues/filter", {})
         found = next((item for item in queues if item["name"] == queue), None)
         if self._pools[pool]["is_paused"] or (found is not None and found["is_paused"]):
             cause = f"work queue {queue} of pool {pool} is paused: resume it in the UI"
@@ -174,7 +172,7 @@ class PrefectRows:
         return row.changed(waits_for="a worker", fault=Fault.LATE_RUN, cause=cause)
 
     def _lease_rows(self) -> Iterator[StatusRow]:
-        for limit in self._ask("v2/concurrency_limits/filter", {}):
+        for limit in ask(self._api, "v2/concurrency_limits/filter", {}):
             if not limit["name"].startswith(_DEPLOYMENT_PREFIX):
                 continue
             identity = limit["name"].removeprefix(_DEPLOYMENT_PREFIX)

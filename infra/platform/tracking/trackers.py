@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.platform.extras import say_missing
 from ostinato.infra.platform.folders import locked
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import dotted
@@ -85,9 +86,7 @@ def open_tracker(name: str, run: TrackedRun) -> Tracker:
 def _require_library(name: str) -> None:
     library = _LIBRARIES.get(name)
     if library is not None and importlib.util.find_spec(library) is None:
-        raise ConfigError(
-            f"tracker {name!r}: {library} is not installed, wanted pip install 'ostinato[{name}]'"
-        )
+        raise ConfigError(f"tracker {name!r}: {say_missing(library, name)}")
 
 
 class TensorBoardTracker:

@@ -219,7 +219,7 @@ class _ChangedLiterals(ast.NodeTransformer):
         self._drawn = None if drawn is None else frozenset(map(id, drawn))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if node.body and _is_text(node.body[0]):
+        if ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
         return self.generic_visit(node)
 
@@ -389,11 +389,3 @@ def _is_literal(node: ast.AST) -> bool:
         ast.Load,
     )  # fmt: skip
     return all(isinstance(part, kinds) for part in ast.walk(node))
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
