@@ -3,8 +3,7 @@
 `grouped_mm` (fprop, and dgrad with the weights transposed) and `grouped_wgrad` for plain and
 quantized operands, and their CPU paths. Rows after the last expert's are not written.
 
-Quantized operands in 32-blocks are converted to bf16, which is exact, before the product: Hopper
-has no tensor-core path for them. 128-blocks use the kernel that scales partial sums. The scales of
+Quantized operands in 32-blocks are converted to bf16, which is exact, before the product. The scales of
 quantized operands must run along the contracted dimension; weight gradients contract rows, so in
 128-blocks `grouped_wgrad` takes transposed copies.
 

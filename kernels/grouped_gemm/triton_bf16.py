@@ -3,10 +3,7 @@
 CUDA paths of `grouped_mm_op` and `grouped_wgrad_op`. Sums are fp32, results have the operands'
 dtype. fprop and dgrad are one kernel: bf16 tensor cores read either orientation of the weights.
 Operands must be bf16: tensor cores would round fp32 to 11 bits. MXFP8 in 32-blocks is dequantized
-first.
-
-Programs are persistent. Tile, warps, stages and stores are the fastest of those measured on an H100
-with DeepSeek-V3's experts (8 experts, 32768 rows, 4096 x 7168).
+first. Programs are persistent; kernels/README.md says how tile, warps, stages and stores were chosen.
 
 Shapes: P rows, E experts, N columns of the result, C contracted columns.
 """

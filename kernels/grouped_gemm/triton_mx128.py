@@ -3,15 +3,11 @@
 CUDA paths of `grouped_mm_mx128_op` and `grouped_wgrad_mx128_op`. Hopper's fp8 tensor cores support
 no scales and sum in less than fp32, so after every 128 contracted elements the partial sum is
 scaled and added in fp32. They read both operands only along the contracted dimension, so the caller
-passes transposed copies.
+passes transposed copies. The scale bytes of rows are first converted to fp32 numbers, with blocks of
+the contraction outermost, so that a tile reads its scales in wide loads.
 
-The scale bytes of rows are converted to fp32 numbers first, with blocks of the contraction
-outermost, so that a tile reads its scales in wide loads. This moves 5 bytes for each 128 elements
-of the rows.
-
-Programs are persistent. Tile, warps, stages and stores are the fastest of those measured on an H100
-with DeepSeek-V3's experts (8 experts, 32768 rows, 4096 x 7168); a tile 256 wide does not fit the
-registers.
+Programs are persistent. kernels/README.md says how tile, warps, stages and stores were chosen; a tile
+256 wide does not fit the registers.
 
 Shapes: P rows, E experts, N columns of the result, C contracted columns, S = C/128.
 """

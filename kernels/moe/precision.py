@@ -1,14 +1,11 @@
-"""Precision of the operands of experts' products: plain, or MXFP8 in blocks of 32 or 128.
+"""Precision of the operands of experts' products: plain, or MXFP8 in blocks of 32 or 128 (kernels/README.md).
 
 `OperandPrecision` rounds activations, gradients and weights for a product and makes the copies that
 the backward pass needs. The rounding has two backends: `emulated` keeps the rounded numbers in
 bf16, the other stores MXFP8 for the kernels that read it.
 
-mx32: one copy of everything, in blocks (1, 32). It is converted to bf16 before each product, so the
-backward pass may contract it along the other dimension.
-mx128: the layout of Hopper's fast products. Rows are in (1, 128); weights in (128, 128), which
-transposing keeps. Weight gradients contract rows, so they read transposed copies in (1, 128), whose
-groups must not cross experts: experts' rows are filled up to a multiple of 128.
+In mx128 weight gradients contract rows, so they read transposed copies in (1, 128), whose groups must
+not cross experts: experts' rows are filled up to a multiple of 128.
 
 Shapes: P rows, K width of a row, E experts, N and K of a weight.
 """

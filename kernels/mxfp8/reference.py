@@ -1,11 +1,9 @@
 """MXFP8 rounding in plain torch, to check every other path against, bit by bit.
 
-It defines `quantize` and `dequantize`: one scale byte per block from its largest magnitude, values
-divided by the scale, saturated and rounded to nearest even.
-
-The scale is RCEIL, the smallest power of two not below amax / 448, computed with integers only;
-FLOOR (OCP's first recipe) would saturate a sixth of Gaussian blocks. A block that holds NaN or
-infinity gets scale byte 255 and NaN values. Zeros keep their sign.
+It defines `quantize` and `dequantize`: one scale byte per block from its largest magnitude (RCEIL, the
+smallest power of two not below amax / 448, in integers), values divided by the scale, saturated and
+rounded to nearest even. FLOOR (OCP's first recipe) would saturate a sixth of Gaussian blocks. A block
+that holds NaN or infinity gets scale byte 255 and NaN values. Zeros keep their sign.
 
 Shapes: M rows, K columns, padded to P x Q; S x T blocks.
 """

@@ -3,13 +3,11 @@
 It neither clips nor schedules. Callers set `lr` in the groups; a group's `kind` determines which of
 the two rates applies.
 
-Muon replaces the momentum of each matrix by the nearest orthogonal matrix (five Newton-Schulz
-steps) and scales it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's (Liu et
-al. 2025, arXiv 2502.16982). An expert is one matrix, and so is each head's query, key and value;
-all matrices of a shape go through one batched product. A matrix that is sharded over ranks is
-gathered first, except for heads, which stay whole. Ranks that hold the same matrices divide the
-products (`newton_schulz.py`). AdamW's state is sharded over data-parallel ranks
-(`sharded_adamw.py`), Muon's momentum is not.
+Muon replaces the momentum of each matrix by the nearest orthogonal matrix (`newton_schulz.py`) and scales
+it by 0.2 * sqrt(longer side), so that its updates are as large as AdamW's (arXiv 2502.16982). An expert is
+one matrix, and so is each head's query, key and value. A matrix that is sharded over ranks is gathered
+first, except for heads, which stay whole. Ranks that hold the same matrices divide the products. AdamW's
+state is sharded over data-parallel ranks (`sharded_adamw.py`), Muon's momentum is not.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

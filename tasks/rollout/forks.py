@@ -3,18 +3,14 @@
 The first attempt, the trunk, runs to its end. After its first failing test run its box and its
 context are copied (`BranchWatch`). The other attempts of the group continue from that copy, and the
 trunk's own continuation is one of the siblings. The advantage on tokens after the branch is the reward
-minus the siblings' mean. This follows Monte Carlo returns from intermediate states (VinePPO, Kazemnejad
-et al. 2024, arXiv:2410.01679) and branching after tool results (ARPO, Dong et al. 2025, arXiv:2507.19849).
+minus the siblings' mean. The gradient is unbiased: whether an attempt branches depends on nothing after
+the branch, so all siblings are independent samples of the policy from there (VinePPO, arXiv:2410.01679;
+ARPO, arXiv:2507.19849).
 
-The gradient is unbiased because the branch is a stopping time. Whether an attempt branches after a turn
-depends on the turns up to it and their results, never on later ones. So given the state s at the branch,
-all siblings, the trunk among them, are independent samples of the policy from s. With rewards R, the sum
-over siblings of (R_i - mean R) grad log p(continuation_i | s) has the mean (n - 1) grad V(s), as in a plain
-group with s in place of the prompt. The opening is not trained: it was sampled once, so its only baseline
-from this group would be its own mean and its advantage zero. Only groups that are not forked train
-openings, so `forked_share` should stay below 1 unless openings need no training. If the trunk never
-branches, the other attempts begin at the start. The trunk is then conditioned on not branching, so it
-counts neither in their mean nor in the loss (`Trajectory.is_context_only`).
+The opening was sampled once, so it has no baseline and is not trained: `forked_share` should stay below 1
+unless openings need no training. If the trunk never branches, the other attempts begin at the start. The
+trunk is then conditioned on not branching, so it counts neither in their mean nor in the loss
+(`Trajectory.is_context_only`).
 
 A branch holds the files of /repo and the memory of the harness. Processes and /tmp are not copied. A
 group that was not complete when its process ended starts over.

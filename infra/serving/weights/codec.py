@@ -1,13 +1,7 @@
 """Bit-exact coding of tensors: whole, or as the elements that changed since a base.
 
-The payload of chain objects: a safetensors file, compressed with zstandard.
-
-Keys inside the safetensors file, for a tensor `name`:
-  `name::full`    the whole tensor, in its own dtype and shape
-  `name::gaps`    uint8, uint16 or uint32: the distance from one changed element to the next (row-major order)
-  `name::values`  the new values at those elements, in the tensor's dtype; they overwrite, never add
-A tensor without a key did not change. "Changed" compares bits, so NaN payloads and signed zeros survive.
-A gap code equal to the largest value of its width means "that many unchanged elements, nothing changed here".
+The payload of chain objects is a safetensors file, compressed with zstandard; README.md lists its keys.
+"Changed" compares bits, so NaN payloads and signed zeros survive. New values overwrite, never add.
 
 Shapes: N changed elements of a tensor, G gap codes (N plus escapes).
 """

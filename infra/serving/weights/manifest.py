@@ -1,17 +1,9 @@
 """The layout of a weight chain in the object store, and the record that commits a version.
 
-    chains/{chain_id}/epochs/{epoch:08d}.json                        one claim per publisher, the newest may write
-    chains/{chain_id}/anchor-wanted/{version:08d}.json               a subscriber could not build this version
-    chains/{chain_id}/readers/{reader_id}.json                       versions that one subscriber holds, fetches or refused
-    chains/{chain_id}/{version:08d}/delta.{epoch:08d}.safetensors.zst   what changed since base_version
-    chains/{chain_id}/{version:08d}/anchor.{epoch:08d}.safetensors.zst  all tensors
-    chains/{chain_id}/{version:08d}/manifest.json                    written last: the version exists from here on
-
-With several shards payloads are `delta.{epoch:08d}.{shard:05d}.safetensors.zst`, and the records of shards.py
-are stored beside them. A version has a delta, an anchor or both (then it can be built from either). Object
-names contain the publisher's epoch, so a publisher that was replaced can never overwrite objects that its
-successor committed. The manifest holds the checksum of each object's bytes, the checksum of each
-tensor after the version is applied, and a seal over itself. README.md has the whole format.
+README.md has the whole format. A version exists once its manifest is written. It has a delta, an anchor or
+both (then it can be built from either). Object names contain the publisher's epoch, so a publisher that was
+replaced can never overwrite objects that its successor committed. The manifest holds the checksum of each
+object's bytes, the checksum of each tensor after the version is applied, and a seal over itself.
 Imports no torch: some readers list the store and load no tensors.
 """
 

@@ -4,11 +4,9 @@ earlier answers of this engine.
 Such drafts cost no pass of any layer. They often hold, since agents repeat lines of the files they
 read, their own names and the form of their calls. The engine verifies them like any other draft.
 
-The memory holds, for the last 2, 4, 8 and 16 tokens before each position of an answer, the token
-that followed and how often it did, in hashed tables of fixed size: a back-off n-gram model.
-Drafting from earlier answers is the idea of SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975);
-tables of geometric lengths with a vote in each entry come from the branch predictor TAGE (Seznec
-and Michaud 2006).
+The memory is a back-off n-gram model (after SuffixDecoding, arXiv 2411.04975): for the last 2, 4, 8 and
+16 tokens before each position of an answer, the token that followed and how often it did, in hashed
+tables of fixed size with a vote in each entry (after the branch predictor TAGE).
 
 Shapes: B decoding slots, O orders (lengths of the tables), N entries of a table, K kinds of guess.
 """
