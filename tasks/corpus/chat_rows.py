@@ -1,11 +1,11 @@
 """Rows of a user's own conversations in OpenAI's chat format or ShareGPT's, checked one by one.
 
 A file is JSON lines or parquet (with pyarrow installed). A row has `messages`, or `conversations`, and, if
-functions were declared, `tools`. Null fields count as absent.
+functions were declared, `tools`. Null fields count as absent. A row of ShareGPT may also have `system`.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,6 @@ from ostinato.infra.platform.bounded_files import parse_json
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.row_files import ROW_SUFFIXES, read_rows
-from ostinato.tasks.corpus.sharegpt import CONVERSATIONS, read_sharegpt
 
 FOLLOWS = {
     None: ("system", "user"),
@@ -30,6 +29,20 @@ FOLLOWS = {
     "user": ("assistant",),
     "assistant": ("user", "tool"),
     "tool": ("tool", "assistant"),
+}
+_CONVERSATIONS = "conversations"  # ShareGPT's field: a list of {from, value}
+_CALL = "function_call"
+# Speakers of FastChat (https://github.com/lm-sys/FastChat/blob/main/docs/training.md) and LLaMA-Factory
+# (https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md).
+_SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    _CALL: "assistant",
+    "observation": "tool",
+    "tool": "tool",
 }
 _MAX_SHOWN = 80  # characters of a value in an error message
 _EMPTY = "{} holds no conversation, wanted one or more rows with messages"
@@ -261,11 +274,11 @@ def _read(path: Path) -> Iterator[ChatConversation]:
         place = f"{path}, row {number}"
         if path.suffix == ".parquet":  # parquet's structures have every field in every row
             row = _without_nulls(row)
-        if isinstance(row, dict) and "messages" not in row and CONVERSATIONS in row:
-            row = read_sharegpt(place, row)
+        if isinstance(row, dict) and "messages" not in row and _CONVERSATIONS in row:
+            row = _read_sharegpt(place, row)
         if not isinstance(row, dict) or "messages" not in row:
             raise ConfigError(
-                f"{place}: no field messages, wanted a list of messages, or {CONVERSATIONS} as ShareGPT has them"
+                f"{place}: no field messages, wanted a list of messages, or {_CONVERSATIONS} as ShareGPT has them"
             )
         if row.get("functions") is not None:
             raise ConfigError(
@@ -276,6 +289,32 @@ def _read(path: Path) -> Iterator[ChatConversation]:
             yield ChatConversation.model_validate(fields)
         except ValidationError as error:
             raise ConfigError(f"{place}: {_describe(error)}") from None
+
+
+def _read_sharegpt(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with `messages` in place of `conversations`."""
+    spoken = row[_CONVERSATIONS]
+    if not isinstance(spoken, list):
+        raise ConfigError(f"{place}: {_CONVERSATIONS} is {spoken!r:.80}, wanted a list")
+    opening = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    messages = [
+        _spoken_message(f"{place}: {_CONVERSATIONS}.{at}", it) for at, it in enumerate(spoken)
+    ]
+    return {**row, "messages": [*opening, *messages]}
+
+
+def _spoken_message(place: str, spoken: Any) -> dict[str, Any]:
+    speaker = spoken.get("from") if isinstance(spoken, Mapping) else None
+    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+        raise ConfigError(f"{place}.from is {speaker!r:.80}, wanted one of {', '.join(_SPEAKERS)}")
+    text = spoken.get("value")
+    if not isinstance(text, str):
+        raise ConfigError(f"{place}.value is {text!r:.80}, wanted a text")
+    if speaker != _CALL:
+        return {"role": _SPEAKERS[speaker], "content": text}
+    called = parse_json(f"{place}.value", text)
+    calls = called if isinstance(called, list) else [called]
+    return {"role": "assistant", "tool_calls": [{"function": call} for call in calls]}
 
 
 def _without_nulls(value: Any) -> Any:
