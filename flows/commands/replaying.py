@@ -12,11 +12,7 @@ from ostinato.infra.platform.cluster.workspace import METRICS, REQUEST, RequestE
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.platform.telemetry import read_metrics
-from ostinato.tasks.reinforcement.records import (
-    ReinforcementRequest,
-    ReplayReport,
-    ReplayRequest,
-)
+from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReplayReport, ReplayRequest
 
 REPLAY = "ostinato.tasks.reinforcement.replay:main"
 BISECT = "ostinato.tasks.reinforcement.replay:bisect"

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import (
-    Field,
-    GetJsonSchemaHandler,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, GetJsonSchemaHandler, WithJsonSchema, field_validator, model_validator
 from pydantic_core import core_schema
 
 from ostinato.flows.recipe import Recipe, load_recipe, parse_toml, recipe_names

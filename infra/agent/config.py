@@ -16,14 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from ostinato.infra.agent.extensions import (
-    BUILTIN,
-    COMMAND,
-    COMPACT,
-    DIALECTS,
-    HARNESSES,
-    TOOLS,
-)
+from ostinato.infra.agent.extensions import BUILTIN, COMMAND, COMPACT, DIALECTS, HARNESSES, TOOLS
 from ostinato.infra.agent.harnesses import HarnessCommand
 from ostinato.infra.agent.tools.names import EDIT_FILE, WRITE_FILE
 from ostinato.infra.agent.transcript import Opening

@@ -16,17 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ostinato.kernels.mxfp8.formats import (
-    Block,
-    MxTensor,
-    inverse_power_of_scale,
-    power_of_scale,
-)
-from ostinato.kernels.mxfp8.reference import (
-    expand_blocks,
-    round_to_fp8,
-    scale_bytes_reference,
-)
+from ostinato.kernels.mxfp8.formats import Block, MxTensor, inverse_power_of_scale, power_of_scale
+from ostinato.kernels.mxfp8.reference import expand_blocks, round_to_fp8, scale_bytes_reference
 from ostinato.kernels.operation import Operation
 
 HALF_OF_FP8 = 256.0  # e4m3 bits shifted into a half read 2**-8 of the value

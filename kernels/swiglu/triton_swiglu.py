@@ -16,12 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostinato.kernels.mxfp8.formats import FP8
-from ostinato.kernels.mxfp8.triton_quantize import (
-    load_tile,
-    quantize_tile,
-    store_rows,
-    store_tile,
-)
+from ostinato.kernels.mxfp8.triton_quantize import load_tile, quantize_tile, store_rows, store_tile
 from ostinato.kernels.swiglu.op import swiglu, swiglu_backward, swiglu_quantize_op
 
 FORWARD_TILE = (16, 128)

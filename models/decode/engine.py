@@ -23,11 +23,7 @@ from ostinato.models.decode.config import CachePolicy, EngineConfig
 from ostinato.models.decode.drafts.speculation import Drafted, Speculator
 from ostinato.models.decode.passes import DecodePasses, PrefillSpan, Sampled
 from ostinato.models.decode.protocol import GenerateRequest, Generation, StopReason
-from ostinato.models.decode.requests import (
-    RequestQueue,
-    RunningRequest,
-    check_request,
-)
+from ostinato.models.decode.requests import RequestQueue, RunningRequest, check_request
 from ostinato.models.decode.sampling import likeliest_tokens
 from ostinato.models.decode.slots import AcceptedSamples, SlotTable
 from ostinato.models.decode.weights import DecodeWeights

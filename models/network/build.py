@@ -25,12 +25,7 @@ from ostinato.models.network.head import local_targets, score_rows, score_tokens
 from ostinato.models.network.mixed import is_mixed, mixed_context
 from ostinato.models.network.norm import RootMeanSquareNorm
 from ostinato.models.network.parallel.context import local_rows, row_rotary
-from ostinato.models.network.parallel.shards import (
-    find_cuts,
-    gather_whole,
-    local_shard,
-    mark_heads,
-)
+from ostinato.models.network.parallel.shards import find_cuts, gather_whole, local_shard, mark_heads
 from ostinato.models.network.parallel.stages import ChunkGPT, build_chunks, gather_stages
 from ostinato.models.network.routing import RankRouters, replaying
 from ostinato.models.network.transformer_engine import EngineRecipe

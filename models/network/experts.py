@@ -38,10 +38,7 @@ from ostinato.models.device import current_device, token_dispatcher
 from ostinato.models.network.mixed import plain_context
 from ostinato.models.network.parallel.shards import find_cuts, local_shard, mark_experts
 from ostinato.models.network.routing import ReplayRouter
-from ostinato.models.network.transformer_engine import (
-    EngineRecipe,
-    trunk_modules,
-)
+from ostinato.models.network.transformer_engine import EngineRecipe, trunk_modules
 from ostinato.models.spec import ModelSpec
 
 DISPATCHERS: dict[str, type[MoEAllGatherTokenDispatcher] | type[MoEAlltoAllTokenDispatcher]] = {

@@ -11,11 +11,7 @@ import torch
 
 from ostinato.infra.agent.dialects.compact.tools import COMPACT_TOOLS
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.infra.serving.published_models import (
-    CONFIG,
-    family_of_spec,
-    write_model_directory,
-)
+from ostinato.infra.serving.published_models import CONFIG, family_of_spec, write_model_directory
 from ostinato.models.checkpoint import load_spec
 from ostinato.models.checkpoint.adapter_files import ADAPTER, ADAPTER_CONFIG
 from ostinato.models.checkpoint.store import PUBLISHED, TOKENIZER, WEIGHTS, read_marker

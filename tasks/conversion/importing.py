@@ -11,11 +11,7 @@ import torch
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from ostinato.infra.agent.dialects.published.choice import (
-    DIALECT_FILE,
-    find_dialect,
-    write_choice,
-)
+from ostinato.infra.agent.dialects.published.choice import DIALECT_FILE, find_dialect, write_choice
 from ostinato.infra.agent.extensions import COMPACT, DIALECTS, FULL
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.published_models import CONFIG, FAMILIES
@@ -31,11 +27,7 @@ from ostinato.tasks.conversion.sources import (
     check_side_file,
     open_source,
 )
-from ostinato.tasks.conversion.templates import (
-    MAX_TEMPLATE_BYTES,
-    check_syntax,
-    choose_template,
-)
+from ostinato.tasks.conversion.templates import MAX_TEMPLATE_BYTES, check_syntax, choose_template
 
 _MAX_PARTS = 1024  # layers times experts in one tensor
 

@@ -18,12 +18,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import Settings
 from ostinato.models.rendering import Renderer, load_renderer, train_tokenizer
 from ostinato.tasks.corpus.chat_rows import read_conversations
-from ostinato.tasks.corpus.config import (
-    CONVERSATIONS,
-    CorpusRequest,
-    CorpusResult,
-    ShardStatistics,
-)
+from ostinato.tasks.corpus.config import CONVERSATIONS, CorpusRequest, CorpusResult, ShardStatistics
 from ostinato.tasks.corpus.conversations import make_documents
 from ostinato.tasks.corpus.decontamination import Guard
 from ostinato.tasks.corpus.documents import (

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.config import GateConfig
-from ostinato.tasks.evaluation.statistics import (
-    PairedDifference,
-    paired_difference,
-    solve_rates,
-)
+from ostinato.tasks.evaluation.statistics import PairedDifference, paired_difference, solve_rates
 from ostinato.tasks.records import GateCheck, GateDecision, Metric, Scorecard
 
 

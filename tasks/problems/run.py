@@ -39,10 +39,7 @@ from ostinato.tasks.problems.published import (
     write_problems,
 )
 from ostinato.tasks.problems.publishing import count_published, publish, summarise
-from ostinato.tasks.problems.repositories import (
-    describe_installation,
-    prepare_repository,
-)
+from ostinato.tasks.problems.repositories import describe_installation, prepare_repository
 from ostinato.tasks.problems.shipped import check_repositories, find_set
 from ostinato.tasks.records import Problem
 

@@ -34,11 +34,7 @@ from ostinato.tasks.reinforcement.evaluation import OnlineEvaluation, open_evalu
 from ostinato.tasks.reinforcement.learning.actor import Publication
 from ostinato.tasks.reinforcement.records import ReinforcementRequest, ReinforcementResult
 from ostinato.tasks.reinforcement.reporting import RunReporter
-from ostinato.tasks.reinforcement.services import (
-    RunServices,
-    chain_id_of,
-    open_services,
-)
+from ostinato.tasks.reinforcement.services import RunServices, chain_id_of, open_services
 from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.attempted_problems import choose_attempted
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory

@@ -22,12 +22,7 @@ from ostinato.tasks.rollout.distributions import LengthAndDuration
 from ostinato.tasks.rollout.forks import ForkedGroups
 from ostinato.tasks.rollout.journal import GroupJournal
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.slots import (
-    INFRASTRUCTURE_OUTCOMES,
-    GroupSlot,
-    GroupState,
-    GroupTable,
-)
+from ostinato.tasks.rollout.slots import INFRASTRUCTURE_OUTCOMES, GroupSlot, GroupState, GroupTable
 from ostinato.tasks.rollout.staleness import Admission, ConsumptionEstimate, StalenessPolicy
 from ostinato.tasks.rollout.steps import RunProgress, StepFunction, StepRunner
 

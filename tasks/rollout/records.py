@@ -4,14 +4,7 @@ from dataclasses import dataclass, replace
 
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.models.decode.protocol import Priority
-from ostinato.tasks.records import (
-    Branch,
-    Outcome,
-    Problem,
-    RewardReport,
-    Trajectory,
-    Verdict,
-)
+from ostinato.tasks.records import Branch, Outcome, Problem, RewardReport, Trajectory, Verdict
 
 UNGRADED = RewardReport(total=0.0, terms={})
 

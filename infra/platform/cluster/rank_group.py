@@ -22,12 +22,7 @@ from ostinato.infra.platform.cluster.placement import (
 )
 from ostinato.infra.platform.cluster.processes import is_alive, kill_processes
 from ostinato.infra.platform.cluster.ranks import forget_rank, mark_rank, marked_ranks
-from ostinato.infra.platform.errors import (
-    ClusterError,
-    OstinatoError,
-    TrainingError,
-    boundary,
-)
+from ostinato.infra.platform.errors import ClusterError, OstinatoError, TrainingError, boundary
 from ostinato.infra.platform.telemetry import configure_logging
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.process_groups import host_meeting, open_process_groups

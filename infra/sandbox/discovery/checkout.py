@@ -11,12 +11,7 @@ from pydantic import Field
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.discovery.collection import Rules, write_rules
-from ostinato.infra.sandbox.discovery.layout import (
-    IMPORT_ROOTS,
-    NO_PRODUCT,
-    TEST_PATTERNS,
-    is_test,
-)
+from ostinato.infra.sandbox.discovery.layout import IMPORT_ROOTS, NO_PRODUCT, TEST_PATTERNS, is_test
 from ostinato.infra.sandbox.discovery.metadata import read_metadata
 from ostinato.infra.sandbox.inside.sources import RULES_FILE
 

@@ -25,12 +25,7 @@ from ostinato.infra.sandbox.host.channel import BoxChannel
 from ostinato.infra.sandbox.host.mounts import can_overlay
 from ostinato.infra.sandbox.host.system import SITE, read_only
 from ostinato.infra.sandbox.host.tools import BoxTools
-from ostinato.infra.sandbox.protocol import (
-    Sandbox,
-    SandboxSpec,
-    Snapshot,
-    SnapshotKind,
-)
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxSpec, Snapshot, SnapshotKind
 from ostinato.infra.sandbox.snapshots.layers import (
     BYTES_PER_ENTRY,
     Entries,

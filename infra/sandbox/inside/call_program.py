@@ -18,19 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.infra.sandbox.inside.sources import read_options
-from ostinato.infra.sandbox.inside.trials.drawn_calls import (
-    draw_calls,
-    make_drawn_calls,
-    prepare,
-)
+from ostinato.infra.sandbox.inside.trials.drawn_calls import draw_calls, make_drawn_calls, prepare
 from ostinato.infra.sandbox.inside.trials.repeated_calls import describe_limited
 from ostinato.infra.sandbox.inside.trials.trial_observer import Observer
-from ostinato.infra.sandbox.inside.value_forms import (
-    MAX_TEXT,
-    NotEncodable,
-    encode,
-    expire,
-)
+from ostinato.infra.sandbox.inside.value_forms import MAX_TEXT, NotEncodable, encode, expire
 
 CALL_ROOT = "/repo"
 _RUN_VARIABLES = ("PYTHONHASHSEED", "LD_PRELOAD", "CLOCK_SHIFT_SECONDS")  # have taken effect

@@ -8,11 +8,7 @@ import select
 import signal
 import time
 
-from ostinato.infra.sandbox.inside.apart import (
-    KILLED,
-    SETUP_FAILED,
-    fork_apart,
-)
+from ostinato.infra.sandbox.inside.apart import KILLED, SETUP_FAILED, fork_apart
 from ostinato.infra.sandbox.inside.cpu_waits import read_waited_seconds
 from ostinato.infra.sandbox.inside.test_runner import Sender
 from ostinato.infra.sandbox.inside.wire import FrameDecoder

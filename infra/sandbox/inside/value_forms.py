@@ -12,13 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from types import (
-    AsyncGeneratorType,
-    BuiltinFunctionType,
-    CoroutineType,
-    FunctionType,
-    MethodType,
-)
+from types import AsyncGeneratorType, BuiltinFunctionType, CoroutineType, FunctionType, MethodType
 from typing import Any
 
 MAX_TEXT = 4_000

@@ -29,12 +29,7 @@ from ostinato.infra.sandbox.microvm.image import ImageKind, check_tools, find_im
 from ostinato.infra.sandbox.microvm.machine import Accelerator, Machine, MachineState, find_program
 from ostinato.infra.sandbox.microvm.monitor import wait_for_disconnects
 from ostinato.infra.sandbox.microvm.templates import Template, TemplateStore
-from ostinato.infra.sandbox.protocol import (
-    Sandbox,
-    SandboxSpec,
-    Snapshot,
-    SnapshotKind,
-)
+from ostinato.infra.sandbox.protocol import Sandbox, SandboxSpec, Snapshot, SnapshotKind
 from ostinato.infra.sandbox.snapshots.store import MAX_DIFF_BYTES, SKIPPED_NAMES, compare_files
 
 _ENVIRONMENT = {**VARIABLES, "PATH": "/usr/local/bin:/usr/bin:/bin", "PIP_NO_INPUT": "1"}

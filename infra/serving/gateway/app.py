@@ -12,16 +12,12 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Request, Response
 
 from ostinato.infra.serving.gateway.answers.agents import AgentService
-from ostinato.infra.serving.gateway.answers.anthropic_messages import (
-    AnthropicErrors,
-)
+from ostinato.infra.serving.gateway.answers.anthropic_messages import AnthropicErrors
 from ostinato.infra.serving.gateway.answers.completions import ChatService, RecordedChats
 from ostinato.infra.serving.gateway.budgets import Budgets
 from ostinato.infra.serving.gateway.config import Caller, GatewayConfig
 from ostinato.infra.serving.gateway.context import GatewayContext
-from ostinato.infra.serving.gateway.failures import (
-    ApiError,
-)
+from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.limits import ARCHIVE_BODY, UPLOADS_PATH, RequestLimits
 from ostinato.infra.serving.gateway.metrics import METRICS_TYPE, CountRequests, Metrics
 from ostinato.infra.serving.gateway.recorder import PRIVATE_PREFIX, InteractionRecorder

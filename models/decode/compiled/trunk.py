@@ -24,13 +24,7 @@ from ostinato.models.decode.compiled.kernels import (
     scale_row,
 )
 from ostinato.models.decode.compiled.sampling import race_drafts
-from ostinato.models.decode.compiled.vectors import (
-    BARE,
-    JIT,
-    floats_at,
-    integers_at,
-    items_at,
-)
+from ostinato.models.decode.compiled.vectors import BARE, JIT, floats_at, integers_at, items_at
 
 MAX_LINES = 16  # query heads of one group, over rows, that attend together
 

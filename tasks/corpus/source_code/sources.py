@@ -16,13 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ostinato.infra.platform.bounded_files import bounded_lines, parse_json, read_bounded
 from ostinato.infra.platform.errors import ConfigError, ProblemError, StorageError
-from ostinato.infra.platform.git import (
-    fetch_commit,
-    list_tree,
-    read_blobs,
-    resolve_commit,
-    run_git,
-)
+from ostinato.infra.platform.git import fetch_commit, list_tree, read_blobs, resolve_commit, run_git
 from ostinato.infra.platform.objects import ObjectStore, checksum_bytes, open_object_store
 from ostinato.infra.platform.row_files import open_parquet, read_parquet
 from ostinato.infra.platform.settings import Settings

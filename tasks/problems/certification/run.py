@@ -18,11 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ostinato.infra.platform.code_identity import installed_tree
-from ostinato.infra.platform.errors import (
-    CapacityExhausted,
-    ProblemError,
-    SandboxHostLost,
-)
+from ostinato.infra.platform.errors import CapacityExhausted, ProblemError, SandboxHostLost
 from ostinato.infra.platform.telemetry import MetricsLog, read_lines
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, VerdictCache

@@ -23,12 +23,7 @@ from ostinato.infra.platform.source_archives import (
 from ostinato.infra.sandbox.discovery.collection import write_rules
 from ostinato.infra.sandbox.discovery.layout import ProjectLayout, find_layout
 from ostinato.infra.sandbox.discovery.metadata import Metadata, read_metadata
-from ostinato.tasks.problems.config import (
-    GitSource,
-    ProjectSource,
-    RepositorySource,
-    refuse_runner,
-)
+from ostinato.tasks.problems.config import GitSource, ProjectSource, RepositorySource, refuse_runner
 from ostinato.tasks.problems.discovery.dependencies import find_dependencies
 from ostinato.tasks.problems.repositories import MAX_FILE_BYTES, write_metadata
 

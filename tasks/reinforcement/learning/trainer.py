@@ -44,10 +44,7 @@ from ostinato.tasks.reinforcement.learning.publishing import VersionPublisher
 from ostinato.tasks.reinforcement.learning.ranks import check_copies_agree, gather_over_ranks
 from ostinato.tasks.reinforcement.learning.report import StepReport
 from ostinato.tasks.reinforcement.learning.step import PolicyLearner
-from ostinato.tasks.reinforcement.learning.step_checkpoints import (
-    StepCheckpoints,
-    StepState,
-)
+from ostinato.tasks.reinforcement.learning.step_checkpoints import StepCheckpoints, StepState
 
 
 class RLTrainer:

@@ -2,12 +2,7 @@
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.environment import AgentEnvironment, ToolFailure
-from ostinato.infra.agent.regions import (
-    Region,
-    open_region,
-    show_lines,
-    split_argument,
-)
+from ostinato.infra.agent.regions import Region, open_region, show_lines, split_argument
 from ostinato.infra.agent.tools.definition import (
     FILE,
     FILES,

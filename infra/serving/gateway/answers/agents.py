@@ -20,10 +20,7 @@ from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxError
 from ostinato.infra.serving.gateway.answers.tenant_cache import TenantCache
-from ostinato.infra.serving.gateway.answers.workplaces import (
-    changed_files,
-    describe_changes,
-)
+from ostinato.infra.serving.gateway.answers.workplaces import changed_files, describe_changes
 from ostinato.infra.serving.gateway.config import (
     MAX_SESSIONS,
     MAX_TENANT_SESSIONS,
