@@ -85,7 +85,7 @@ def resume_overdue(access: ServerAccess, after_seconds: float = 60.0) -> list[st
     A crash's event is lost when the server dies at that moment. Prefect also delays it by a quarter of an hour when an
     earlier event was lost.
     """
-    now, resumed = datetime.now(tz=UTC), []
+    now = datetime.now(tz=UTC)
     crashed = {
         "state": {"type": {"any_": ["CRASHED"]}},
         "tags": {"all_": [AUTO_RESUME]},
@@ -98,10 +98,7 @@ def resume_overdue(access: ServerAccess, after_seconds: float = 60.0) -> list[st
     with open_api(access, timeout=10) as api:
         runs = ask(api, "/flow_runs/filter", {"flow_runs": crashed})
         found = [_interrupted(api, run) for run in runs]
-    for run in found:
-        if run.may_resume:
-            resumed.append(resume_crashed(access, run.run_id).title)
-    return resumed
+    return [resume_crashed(access, run.run_id).title for run in found if run.may_resume]
 
 
 def count_attempts(states: Sequence[Mapping[str, Any]]) -> int:

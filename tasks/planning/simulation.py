@@ -11,7 +11,7 @@ import functools
 import gc
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -24,9 +24,10 @@ from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.infra.serving.engine.router import RequestRouter
 from ostinato.tasks.planning.inputs import RolloutWork
 from ostinato.tasks.planning.rollouts import RolloutPlan
-from ostinato.tasks.records import Group, Outcome, Problem, Split, Trajectory
+from ostinato.tasks.records import Outcome, Problem, Split, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
+from ostinato.tasks.rollout.journal import GroupJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.steps import RunProgress, StepRequest
@@ -91,22 +92,6 @@ class SimulatedRun(Record):
     cancelled: int = Field(description="attempts in flight at the end")
 
 
-class UnwrittenJournal:
-    """Journal that records nothing, for a run that is never resumed."""
-
-    def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
-        """Records nothing."""
-
-    def fail(self, trajectory: Trajectory) -> None:
-        """Records nothing."""
-
-    def commit(self, group: Group) -> None:
-        """Records nothing."""
-
-    def retire(self, group: Group, reason: str) -> None:
-        """Records nothing."""
-
-
 class Simulation:
     """One run. Equal loads give equal runs."""
 
@@ -134,7 +119,7 @@ class Simulation:
                 group_size=config.group_size,
                 seed=config.seed,
             ),
-            journal=UnwrittenJournal(),
+            journal=GroupJournal(),
             attempt=self._attempt,
             train=self._train,
             limits=Limits(max_steps=load.steps),

@@ -4,7 +4,6 @@ its payload is stored before that.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ostinato.infra.platform.ledger.journal import Finish, JournalRepository, Reservation
 from ostinato.infra.platform.objects import ObjectStore
@@ -24,8 +23,10 @@ class UntrainedGroup:
     birth_version: int  # oldest version of its tokens, or without tokens the one at its dispatch
 
 
-class GroupJournal(Protocol):
-    """Journal of attempts and groups, written by the orchestrator."""
+class GroupJournal:
+    """Journal of attempts and groups, written by the orchestrator. This one records nothing, for a run that is never
+    resumed.
+    """
 
     def reserve(self, requests: Sequence[AttemptRequest], weight_version: int) -> None:
         """Records attempts before they are dispatched."""
@@ -40,7 +41,7 @@ class GroupJournal(Protocol):
         """Records that a group is never trained, and why."""
 
 
-class RolloutJournal:
+class RolloutJournal(GroupJournal):
     """The journal of one run, in ledger and object store."""
 
     def __init__(self, rows: JournalRepository, objects: ObjectStore, run_id: str) -> None:

@@ -28,7 +28,7 @@ class Run:
     def __init__(self, request: dict, process_id: int, pipe: int, key: str) -> None:
         self.request = request
         self._key = key
-        self._violations: list[str] = []
+        self.violations: list[str] = []  # what no honest run does
         self.process_id = process_id
         self.pipe = pipe
         self.deadline = time.monotonic() + request["time_limit_seconds"]
@@ -52,9 +52,9 @@ class Run:
         """Processes bytes from the child's pipe."""
         for message, _ in self._decoder.feed(data):
             if message.get("key") != self._key:
-                self._violations.append("forged result")
+                self.violations.append("forged result")
             elif self._done:
-                self._violations.append("result after the end")
+                self.violations.append("result after the end")
             elif "begin" in message:
                 if not isinstance(message["begin"], str):
                     raise ValueError("a begin without the name of a test")
@@ -89,24 +89,20 @@ class Run:
             raise RuntimeError("the namespaces of a test run could not be set up")
         self.killed = self.killed or code in (KILLED, -signal.SIGKILL)
 
-    def add_violation(self, text: str) -> None:
-        """Records something that no honest run does."""
-        self._violations.append(text)
-
     def _note(self, message: dict) -> None:
         """Stores the result of a test. A second result and a pass without a begin are violations."""
         test = message["test"]
         if test in self._results:
-            self._violations.append(f"duplicate result of {test}")
+            self.violations.append(f"duplicate result of {test}")
             self._results[test] = {**message, "outcome": "error"}
             return
         if message["outcome"] == "passed" and self._begun != test:
-            self._violations.append(f"result of {test} without its start")
+            self.violations.append(f"result of {test} without its start")
         self._results[test] = message
 
     def _find_violations(self, outcomes: dict[str, str]) -> list[str]:
         """Violations of the run. To pass all tests and end before the canaries is one too."""
-        found = [*self._violations, *self._done.get("violations", [])]
+        found = [*self.violations, *self._done.get("violations", [])]
         if not self._done and outcomes and set(outcomes.values()) == {"passed"}:
             found.append("ended before its canaries")
         return found[:20]
@@ -200,7 +196,7 @@ class Runs:
                 try:
                     run.receive(data)
                 except (ValueError, KeyError, TypeError, RecursionError):
-                    run.add_violation("unreadable result")
+                    run.violations.append("unreadable result")
                     run.kill()
                     break
             elif run.killed:
