@@ -8,7 +8,7 @@ from ostinato.flows.stages.forms import Options, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
-from ostinato.tasks.retrieval.config import RankingScores, RetrievalResult
+from ostinato.tasks.retrieval.config import RetrievalResult
 
 
 @flow(name="search-training", flow_run_name=run_name)
@@ -19,19 +19,16 @@ def search_training(
     context = StageContext.open(recipe, seed, options)
     encoder = chain.train_encoder(context)
     result = chain.result_of(context, encoder, RetrievalResult)
-    show_table(
-        [_row(name, found) for name, found in result.held_out.items()],
-        key="search-before-and-after",
-        description=f"{encoder}, weight of the vectors {result.dense_weight}",
-    )
+    rows = [
+        {
+            "system": system,
+            "queries": scores.queries,
+            "MRR": f"{scores.mrr:.3f}",
+            "recall@1": f"{scores.recall_1:.3f}",
+            "recall@10": f"{scores.recall_10:.3f}",
+        }
+        for system, scores in result.held_out.items()
+    ]
+    weight = f"weight of the vectors {result.dense_weight}"
+    show_table(rows, key="search-before-and-after", description=f"{encoder}, {weight}")
     return encoder
-
-
-def _row(system: str, scores: RankingScores) -> dict[str, str | int]:
-    return {
-        "system": system,
-        "queries": scores.queries,
-        "MRR": f"{scores.mrr:.3f}",
-        "recall@1": f"{scores.recall_1:.3f}",
-        "recall@10": f"{scores.recall_10:.3f}",
-    }

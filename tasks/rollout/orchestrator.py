@@ -121,7 +121,8 @@ class Orchestrator:
                 self._start_step(clock())
                 await self._wait(clock())
         finally:
-            await self._cancel()
+            self.cancelled = await self.attempts.cancel()
+            await self.steps.cancel()
 
     # --- reconciliation
 
@@ -291,7 +292,3 @@ class Orchestrator:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
         self._changed.clear()
-
-    async def _cancel(self) -> None:
-        self.cancelled = await self.attempts.cancel()
-        await self.steps.cancel()

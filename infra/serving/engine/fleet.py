@@ -169,13 +169,9 @@ class EngineFleet:
         """Asks one replica. A recovery that takes longer than the probe goes on; the next check asks again."""
         try:
             call = self._replicas[name].recover.remote()
-            health = await self._probe(call, name, "recover")
+            report = await self._probe(call, name, "recover")
         except EngineError:
             return  # _answer or _probe has recorded the failure
-        self._update_health(name, health)
-
-    def _update_health(self, name: str, report: Mapping[str, Any]) -> None:
-        """Updates the health from a replica's own report."""
         health = observe_report(
             self._health[name],
             ReplicaState(report["state"]),

@@ -63,8 +63,17 @@ class HackMonitor:
     def observe(self, trajectories: Iterable[Trajectory]) -> None:
         """Adds attempts. Ungraded ones are left out, because they show nothing about the policy."""
         for trajectory in trajectories:
-            if trajectory.verdict is not None:
-                self._window.append(_observe(trajectory))
+            if trajectory.verdict is None:
+                continue
+            seen = _Observation(
+                flags=trajectory.reward.flags,
+                trajectory_id=trajectory.trajectory_id,
+                reward=trajectory.reward.total,
+                generated_tokens=sum(turn.generated_tokens for turn in trajectory.transcript.turns),
+                asked=count_questions(trajectory.transcript) > 0,
+                edited=bool(trajectory.changed_files),
+            )
+            self._window.append(seen)
 
     def rates(self) -> dict[Pattern, float]:
         """Share of the attempts in the window that show each pattern."""
@@ -123,14 +132,3 @@ class HackMonitor:
             for alarm in alarms
             if alarm.value >= alarm.threshold and (is_shorter or alarm.name != "reward_jump")
         ]
-
-
-def _observe(trajectory: Trajectory) -> _Observation:
-    return _Observation(
-        flags=trajectory.reward.flags,
-        trajectory_id=trajectory.trajectory_id,
-        reward=trajectory.reward.total,
-        generated_tokens=sum(turn.generated_tokens for turn in trajectory.transcript.turns),
-        asked=count_questions(trajectory.transcript) > 0,
-        edited=bool(trajectory.changed_files),
-    )

@@ -38,7 +38,6 @@ from ostinato.infra.serving.gateway.schemas import (
     SampledRequest,
     TextOr,
     ToolCall,
-    Usage,
     kind_of,
 )
 
@@ -358,7 +357,13 @@ class ResponseWriter:
     def _ended(self, finished: Finished, output: list[dict[str, Any]]) -> dict[str, Any]:
         status = _status(finished)
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        usage = _usage(finished.usage)
+        usage = {
+            "input_tokens": finished.usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": finished.usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": finished.usage.total_tokens,
+        }
         return self._body(status, output=output, incomplete_details=reason, usage=usage)
 
     def _body(self, status: str, **fields: Any) -> dict[str, Any]:
@@ -412,13 +417,3 @@ def _status(finished: Finished) -> str:
 
 def _text_part(text: str, logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.total_tokens,
-    }

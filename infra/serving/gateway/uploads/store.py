@@ -77,7 +77,8 @@ class UploadStore:
     def keep(self, tenant: str, archive: Path) -> Upload:
         """Unpacks an archive of a tenant. ApiError when it is invalid or exceeds the tenant's quota."""
         with _on_disk():
-            self._remove_expired()
+            for path in list(expired(self._directory, self._hours, self._wall_clock())):
+                _remove(path)
             held = self.list(tenant)
             used = sum(upload.disk_bytes for upload in held)
             if len(held) >= MAX_UPLOADS or used >= self._bytes_per_tenant:
@@ -160,10 +161,6 @@ class UploadStore:
         for path in (self._directory, folder):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
-
-    def _remove_expired(self) -> None:
-        for path in list(expired(self._directory, self._hours, self._wall_clock())):
-            _remove(path)
 
     def _quota_exceeded(self, used: int, number: int) -> ApiError:
         return ApiError(
