@@ -9,7 +9,6 @@ configuration names it.
 """
 
 import asyncio
-import logging
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -42,7 +41,6 @@ except ModuleNotFoundError as missing:
         f"module {missing.name} is missing: install the extra `vllm`", name=missing.name
     ) from missing
 
-_logger = logging.getLogger(__name__)
 _BLOCK_TOKENS = 256  # a slot may leave part of its last block empty
 _LEAST_CACHE_BYTES = 256 << 20
 _RANK = {priority: rank for rank, priority in enumerate(Priority)}  # lower goes first

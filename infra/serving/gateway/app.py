@@ -4,7 +4,6 @@
 answers, and server.py listens.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -42,7 +41,6 @@ from ostinato.infra.serving.gateway.schemas import (
 from ostinato.infra.serving.gateway.tenants import Spending, Tenants
 from ostinato.infra.serving.gateway.uploads.store import Upload, Uploads
 
-logger = logging.getLogger(__name__)
 IdempotencyKey = Annotated[
     str | None,
     Header(
