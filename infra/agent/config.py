@@ -5,9 +5,10 @@
 """
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -88,7 +89,7 @@ class HarnessConfig(Record):
     max_restarts: NonNegativeInt = 0
     """times the model may start an attempt over: an answer without a call that begins with 'Start over:' restores
     the files that the attempt edited, and a new context begins with the request and that answer"""
-    dialect: str = COMPACT
+    dialect: Annotated[str, AfterValidator(DIALECTS.known)] = COMPACT
     """call format that the model was trained with: compact, full, that of a published model (`ostinato import`
     says which) or an installed one"""
     edits: EditForm = "tool"
@@ -115,12 +116,6 @@ class HarnessConfig(Record):
     stdin and stdout. Their tools join the model's as NAME__TOOL. Not in the compact dialect"""
     infrastructure_retries: NonNegativeInt = 2
     """retries of a call after an infrastructure fault"""
-
-    @field_validator("dialect")
-    @classmethod
-    def _known_dialect(cls, dialect: str) -> str:
-        DIALECTS.refuse_unknown([dialect])
-        return dialect
 
     @field_validator("program")
     @classmethod

@@ -36,7 +36,7 @@ class PluginGroup:
         return tuple(self._entries())
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
-        """Raises ValueError for a name that nothing provides, for validators of settings."""
+        """Raises ValueError for a name that nothing provides."""
         known = self.names
         for name in names:
             family, is_inner, _ = name.partition(":")
@@ -45,6 +45,11 @@ class PluginGroup:
                     f"{self.noun} is {name!r}, wanted one of {', '.join(known) or 'none installed'};"
                     f" packages add more through the entry point group {self.group!r}"
                 )
+
+    def known(self, name: str) -> str:
+        """The name, if something provides it. ValueError otherwise. The validator of a setting."""
+        self.refuse_unknown([name])
+        return name
 
     def load(self, name: str) -> Any:
         """The object behind a name. ConfigError when there is none."""

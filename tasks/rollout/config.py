@@ -1,14 +1,14 @@
 """Settings of rollouts: slots, staleness, retries."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    field_validator,
     model_validator,
 )
 
@@ -52,7 +52,7 @@ class StalenessConfig(Record):
     max_staleness_versions: NonNegativeInt = 2
     """largest trainer version minus oldest weight version with which a sample is trained; 0:
     synchronous"""
-    admission: str = "expected"
+    admission: Annotated[str, AfterValidator(ADMISSIONS.known)] = "expected"
     """rule for when a group starts, always within the bound. expected: so late that the trainer has used
     up the earlier groups at about the time when it is ready; cap: as early as the bound allows, so that
     finished groups wait; the entry point group ostinato.admissions adds others"""
@@ -62,12 +62,6 @@ class StalenessConfig(Record):
     update_interval_steps: PositiveInt = 1
     """steps between weight updates of the engines; larger values save transfers and make rollouts
     older. At most max_staleness_versions + 1; at that value rollouts wait for each update"""
-
-    @field_validator("admission")
-    @classmethod
-    def _known_admission(cls, admission: str) -> str:
-        ADMISSIONS.refuse_unknown([admission])
-        return admission
 
     @model_validator(mode="after")
     def _interval_within_bound(self) -> Self:
@@ -87,18 +81,12 @@ class StalenessConfig(Record):
 class CurriculumConfig(Record):
     """Choice of problems."""
 
-    weight: str = "spread"
+    weight: Annotated[str, AfterValidator(CURRICULA.known)] = "spread"
     """rule for the weight of a problem in the next draw. spread: the probability that its group has mixed
     results; uniform: the same weight for all; the entry point group ostinato.curricula adds others"""
     revisit_groups: NonNegativeInt = 0
     """groups of other problems before a problem may be drawn again; 0: each problem is drawn once, and
     the run ends when all have been"""
-
-    @field_validator("weight")
-    @classmethod
-    def _known_weight(cls, weight: str) -> str:
-        CURRICULA.refuse_unknown([weight])
-        return weight
 
 
 class RolloutConfig(Record):
