@@ -9,9 +9,12 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from ostinato.infra.platform.errors import StorageError
-from ostinato.infra.platform.ledger.repositories import SpendingRepository
+
+if TYPE_CHECKING:  # SQLAlchemy would delay every command
+    from ostinato.infra.platform.ledger.repositories import SpendingRepository
 
 logger = logging.getLogger(__name__)
 DAY_SECONDS = 86_400.0
@@ -26,7 +29,7 @@ def day_of(wall_seconds: float) -> int:
 class Budgets:
     """Used tokens by account and day. `ledger` None: of this process alone."""
 
-    def __init__(self, ledger: SpendingRepository | None = None) -> None:
+    def __init__(self, ledger: "SpendingRepository | None" = None) -> None:
         self._ledger = ledger
         self._unwritten: Counter[tuple[int, str]] = Counter()
         self._written: Mapping[str, int] = {}  # of all gateways on the day below
