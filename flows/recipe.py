@@ -284,6 +284,7 @@ def load_recipe(
 
 def _validated(values: dict[str, Any], source: str) -> Recipe:
     _refuse_numbers(values, source)
+    _remove_tables(values, Recipe)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -379,6 +380,22 @@ def _use_model_of_base(values: dict[str, Any], source: str) -> None:
     values["model"] = {**given, **spec}
 
 
+def _remove_tables(values: dict[str, Any], section: type[BaseModel]) -> None:
+    """Replaces false in place of an optional table by None, because TOML has no null."""
+    for name, field in section.model_fields.items():
+        table, value = _table_of(field), values.get(name)
+        if table is not None and isinstance(value, dict):
+            _remove_tables(value, table)
+        elif table is not None and value is False and field.default is None:
+            values[name] = None
+
+
+def _table_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The class of a setting that is a table, also of an optional one."""
+    kinds = (field.annotation, *typing.get_args(field.annotation))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+
+
 def _seed_sections(
     values: dict[str, Any],
     section: type[BaseModel],
@@ -388,8 +405,7 @@ def _seed_sections(
 ) -> None:
     """Sets the `seed` of every section that has one to the recipe's."""
     for name, field in section.model_fields.items():
-        kinds = (field.annotation, *typing.get_args(field.annotation))
-        inner = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+        inner = _table_of(field)
         if inner is None or not (name in values or _is_plain_default(field, inner)):
             continue
         table = values.setdefault(name, {})
@@ -454,16 +470,11 @@ def _find_parent(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(under) | {key: _replaced(under.get(key), value) for key, value in over.items()}
-
-
-def _replaced(old: Any, new: Any) -> Any:
-    """The value of a key: tables merge, and false in place of a table removes it, because TOML has no null."""
-    if not isinstance(old, dict):
-        return new
-    if isinstance(new, dict):
-        return _merged(old, new)
-    return None if new is False else new
+    result = dict(under)
+    for key, value in over.items():
+        both_tables = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both_tables else value
+    return result
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -488,4 +499,4 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"{key}: {name} is {table!r}, wanted a section")
         values = table
-    values[last] = value if isinstance(value, dict) else _replaced(values.get(last), value)
+    values[last] = value

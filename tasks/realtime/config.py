@@ -173,7 +173,7 @@ class CycleConfig(Record):
     learning: LearningConfig = LearningConfig()
     canary: CanaryConfig | None = None
     """A/B test of a candidate that passed the gate: it first answers a share of the sessions, and the
-    behaviour of these users promotes or withdraws it; None or false: the gate promotes. Without this table a
+    behaviour of these users promotes or withdraws it; None: the gate promotes. Without this table a
     recipe has one with the defaults, unless it has simulated users, of whom a canary takes no account"""
     simulated_users: SimulatedUsersConfig | None = None
     """seeded program in place of people; None: real traffic only"""
@@ -189,9 +189,7 @@ class CycleConfig(Record):
     def _canary_where_people_are_served(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        default = None if values.get("simulated_users") else {}
-        canary = values.get("canary", default)
-        return values | {"canary": None if canary is False else canary}
+        return {"canary": None if values.get("simulated_users") else {}} | values
 
     @model_validator(mode="after")
     def _time_to_train(self) -> Self:

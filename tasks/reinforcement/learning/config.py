@@ -299,7 +299,7 @@ class LearningConfig(Record):
     publish_precision: Precision = Field(
         default=Precision.FP32,
         description="number format of the matrices that engines get. bf16: rounded once for each version, so that a delta "
-        "holds only the elements whose rounded value changed; norms, biases and routers stay fp32, and so does training",
+        "holds only elements with another rounded value. Norms, biases, routers and training stay in fp32",
     )
     anchor_every_versions: PositiveInt = Field(
         default=25, description="versions between full copies on the weight chain"

@@ -1,6 +1,7 @@
 """`ostinato plan`: degrees are read, and a plan tells ranks, memory, time and placements."""
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -262,7 +263,8 @@ def test_an_unknown_chip_names_the_known_ones_and_the_options(
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
     put_nvidia_smi(tmp_path, monkeypatch, "NVIDIA A100-SXM4-80GB\n")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("{}\n")
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows.write_text(json.dumps({"messages": said}))
     data = ["--data", str(rows)] if "sft" in arguments else []
 
     refused = CliRunner().invoke(app, [*arguments, *data])
