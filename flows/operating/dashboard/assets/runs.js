@@ -19,11 +19,11 @@ export function startRuns(choose) {
     columnDefaults: { tooltip: (event, cell) => element("span", cell.getElement().textContent) },
     columns: [
       { title: "recipe", field: "recipe", headerFilter: "input", widthGrow: 2.1 },
-      { title: "seed", field: "seed", widthGrow: 1.1 },
+      { title: "seed", field: "seed", widthGrow: 1.1, minWidth: 60 },
       { title: "stage", field: "stage", headerFilter: "input", widthGrow: 1.8 },
       { title: "state", field: "state", widthGrow: 1.8 },
       { title: "headline", field: "value", widthGrow: 2.2, formatter: (cell) => headlineOf(cell.getData()) },
-      { title: "started", field: "started", widthGrow: 1.7,
+      { title: "started", field: "started", widthGrow: 1.7, minWidth: 82,
         sorter: (text, otherText, row, other) => row.getData().began_at - other.getData().began_at },
       { title: "took", field: "took", widthGrow: 1.2, formatter: (cell) => lasting(cell.getValue()) },
       { field: "changed_at", visible: false }, // which sorts the list
