@@ -22,6 +22,8 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.models.rendering.renderer import TOKENIZER_FILE
 from ostinato.tasks.evaluation.attempts import EVALUATION, TRAJECTORIES_FILE
 from ostinato.tasks.problems.published import PROBLEMS_FILE
+from ostinato.tasks.realtime.config import DistilConfig
+from ostinato.tasks.realtime.feedback.distil import reward_of
 from ostinato.tasks.rollout.payload import group_from_bytes
 
 _FILE_KEY = "{}/files/{}"  # key of an artifact's file: prefix and name
@@ -130,6 +132,8 @@ def _attempt_of_user(ledger: Ledger, objects: ObjectStore, row: InteractionRow) 
     transcript = Transcript.from_bytes(objects.get_bytes(row.object_key))
     kept = transcript.model_dump(mode="json", exclude={"segments"})
     facts |= {"outcome": transcript.end_reason, "reason": transcript.detail, "transcript": kept}
+    total, terms = reward_of(transcript, row.problem_kind, row.feedback, DistilConfig())
+    facts["interaction"] |= {"reward": {"total": total, "terms": terms}}
     kind, _, version = row.checkpoint_id.partition("/")
     rows = ledger.artifacts.list(kind)
     served = [found for found in rows if f"{found.name}@{found.version}" == version]
@@ -302,6 +306,9 @@ def headline(facts: dict[str, Any]) -> dict[str, str]:
         )
         found["user"] = f"tenant {talk['tenant']}, serving line {talk['line']}"
         found["feedback"] = ", ".join(_feedback(talk)) or "none"
+        if reward := talk.get("reward"):
+            terms = ", ".join(f"{name} {term:+g}" for name, term in reward["terms"].items())
+            found["reward in a cycle"] = f"{reward['total']:+g} with the default weights: {terms}"
     return found
 
 

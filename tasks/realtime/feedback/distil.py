@@ -50,11 +50,8 @@ def distil_reward(
     """
     own = [event for event in interaction.feedback if event.signal in GATEWAY_SIGNALS]
     said = [event for event in judged.feedback if event.signal not in GATEWAY_SIGNALS]
-    terms = _feedback_terms([*own, *said], config)
-    if not terms.keys() - {"latency"}:
-        terms[NO_FEEDBACK] = config.weights.no_feedback
-    terms |= _transcript_terms(interaction.transcript, interaction.problem_kind, config)
-    reward = max(-1.0, min(1.0, sum(terms.values())))
+    kind, transcript = interaction.problem_kind, interaction.transcript
+    reward, terms = reward_of(transcript, kind, [*own, *said], config)
     reason = max(terms, key=lambda name: (abs(terms[name]), name))
     return DistilledReward(
         interaction_id=interaction.interaction_id,
@@ -65,6 +62,17 @@ def distil_reward(
         reason=reason,
         terms=terms,
     )
+
+
+def reward_of(
+    transcript: Transcript, problem_kind: str, feedback: Sequence[FeedbackRow], config: DistilConfig
+) -> tuple[float, dict[str, float]]:
+    """Reward of an answer in -1..1, and its terms by name."""
+    terms = _feedback_terms(feedback, config)
+    if not terms.keys() - {"latency"}:
+        terms[NO_FEEDBACK] = config.weights.no_feedback
+    terms |= _transcript_terms(transcript, problem_kind, config)
+    return max(-1.0, min(1.0, sum(terms.values()))), terms
 
 
 def distil(

@@ -1,6 +1,7 @@
 """`ostinato show`: lineage back to source archives, and attempts as they were stored."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,11 @@ def test_users_turn_is_shown_with_what_the_model_read_and_users_said(context: St
         "shop",
     ):
         assert part in text
+    earned = re.search(r"reward in a cycle: (\S+) with the default weights: (.*)", text)
+    assert earned is not None
+    assert "thumbs_down -0.25" in earned[2]
+    terms = [float(term.rpartition(" ")[2]) for term in earned[2].split(", ")]
+    assert float(earned[1]) == pytest.approx(max(-1, min(1, sum(terms))))
     talk(context, "lost/mine@1", "interaction-2")
     assert "tokenizer is not in this ledger" in show("interaction-2")
     assert [line.split()[0] for line in show("session-1").splitlines()] == [
