@@ -3,7 +3,6 @@ it runs on are in infra/platform/settings.py.
 """
 
 import contextlib
-import math
 import re
 import tomllib
 import typing
@@ -14,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from ostinato.flows.recipe_mistakes import explain_mistakes
+from ostinato.flows.recipe_mistakes import MAX_DEPTH, explain_mistakes, refuse_numbers
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.artifacts import open_artifacts
 from ostinato.infra.platform.bounded_files import parse_json, read_bounded
@@ -47,8 +46,6 @@ from ostinato.tasks.rollout.config import RolloutConfig
 RECIPES = Path(__file__).parent / "recipes"
 BASE_SPEC = "spec.json"  # file of a checkpoint that holds the model's shape
 _REFERENCE = re.compile(r"[a-z_-]+/[\w.-]+@\d+")  # of an artifact
-_MAX_BITS = 63  # of an integer
-_MAX_DEPTH = 32  # of nested tables and arrays
 _BARE_WORD = re.compile(r"[A-Za-z_][\w./:+@-]*")  # a string that needs no quotes on a command line
 
 
@@ -283,7 +280,7 @@ def load_recipe(
 
 
 def _validated(values: dict[str, Any], source: str) -> Recipe:
-    _refuse_numbers(values, source)
+    refuse_numbers(values, source)
     _remove_tables(values, Recipe)
     try:
         return Recipe.model_validate(values)
@@ -299,25 +296,6 @@ def _find_recipe(name_or_path: str) -> Path:
     raise ConfigError(
         f"recipe {name_or_path[:200]!r} not found, wanted one of {recipe_names()} or the path of a TOML file"
     )
-
-
-def _refuse_numbers(value: Any, source: str, key: str = "") -> None:
-    """Raises ConfigError for numbers that are not finite or exceed 64 bits, and for values nested too deep."""
-    if key.count(".") > _MAX_DEPTH:
-        raise ConfigError(
-            f"recipe {source}: {key[:60]} is more than {_MAX_DEPTH} levels deep, wanted less"
-        )
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            _refuse_numbers(inner, source, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            _refuse_numbers(inner, source, f"{key}.{index}")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"recipe {source}: {key} is {value}, wanted a finite number")
-    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        bits = value.bit_length()
-        raise ConfigError(f"recipe {source}: {key} has {bits} bits, wanted at most {_MAX_BITS}")
 
 
 def is_reference(base_checkpoint: str) -> bool:
@@ -449,7 +427,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         deepest = max(text.splitlines(), key=lambda line: line.count("[") + line.count("{"))
-        why = f"{deepest[:40]!r} is nested too deep, wanted at most {_MAX_DEPTH} levels"
+        why = f"{deepest[:40]!r} is nested too deep, wanted at most {MAX_DEPTH} levels"
         raise ValueError(why) from None
 
 

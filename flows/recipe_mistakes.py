@@ -1,10 +1,16 @@
 """What is wrong with a recipe, as text for the person who wrote it."""
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+from ostinato.infra.platform.errors import ConfigError
+
+_MAX_BITS = 63  # of an integer
+MAX_DEPTH = 32  # of nested tables and arrays
 
 
 def explain_mistakes(source: str, recipe: type[BaseModel], error: ValidationError) -> str:
@@ -45,3 +51,22 @@ def _keys_above(recipe: type[BaseModel], location: Sequence[int | str]) -> list[
     return [
         ".".join(map(str, (*above, name))) for above in around if name in _known_keys(recipe, above)
     ]
+
+
+def refuse_numbers(value: Any, source: str, key: str = "") -> None:
+    """Raises ConfigError for numbers that are not finite or exceed 64 bits, and for values nested too deep."""
+    if key.count(".") > MAX_DEPTH:
+        raise ConfigError(
+            f"recipe {source}: {key[:60]} is more than {MAX_DEPTH} levels deep, wanted less"
+        )
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            refuse_numbers(inner, source, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            refuse_numbers(inner, source, f"{key}.{index}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"recipe {source}: {key} is {value}, wanted a finite number")
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        bits = value.bit_length()
+        raise ConfigError(f"recipe {source}: {key} has {bits} bits, wanted at most {_MAX_BITS}")

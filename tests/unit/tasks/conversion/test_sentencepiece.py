@@ -134,5 +134,7 @@ def test_without_the_library_the_fix_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     monkeypatch.delitem(sys.modules, "ostinato.tasks.conversion.sentencepiece_file", raising=False)
-    with pytest.raises(ConfigError, match=r"needs sentencepiece, which .*'ostinato\[models\]'"):
+    with pytest.raises(
+        ConfigError, match=r"sentencepiece is not installed; .*'ostinato\[models\]'"
+    ):
         import_model(str(published), tmp_path / "base", tmp_path / "cache")
