@@ -35,7 +35,8 @@ from ostinato.infra.platform.errors import ConfigError, OstinatoError, boundary
 from ostinato.infra.platform.settings import Settings, load_settings, named_secret
 from ostinato.infra.sandbox.backends import check_kind
 from ostinato.infra.sandbox.protocol import SandboxKind
-from ostinato.infra.serving.gateway.tenants import FILE_NAME, local_tenants
+from ostinato.infra.serving.gateway.config import LOCAL_KEYS_FILE
+from ostinato.infra.serving.gateway.tenants import local_tenants
 
 LOCAL_TENANT = "local"
 ANSWER_SECONDS = 600.0
@@ -94,7 +95,7 @@ def read_rules(root: Path) -> str:
 
 def key_for(settings: Settings, url: str, api_key: str) -> str:
     """The given key. Without one, this machine's key when the gateway runs on this machine, else no key."""
-    if api_key or not (settings.home / FILE_NAME).is_file():
+    if api_key or not (settings.home / LOCAL_KEYS_FILE).is_file():
         return api_key
     address = urlsplit(url)
     own_hosts = {settings.host, "127.0.0.1", "localhost"}

@@ -44,7 +44,7 @@ from ostinato.infra.platform.extras import find_missing
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
-from ostinato.infra.serving.gateway.tenants import FILE_NAME as KEYS
+from ostinato.infra.serving.gateway.config import LOCAL_KEYS_FILE
 
 UP_FILE = "up.json"
 UP_VARIABLE = "OSTINATO_UP"  # the home, in the environment of everything that `up` starts
@@ -278,7 +278,11 @@ def _say_gateway(settings: Settings, line: str, console: Console) -> None:
     url = f"http://127.0.0.1:{settings.gateway_port}"
     when = "" if answers(f"{url}/healthz") else f", as soon as line {line} has a checkpoint"
     _say(console, "gateway", f"{url}/v1{when}")
-    _say(console, "key", f"tenant local in {settings.home / KEYS}, made with the first start")
+    _say(
+        console,
+        "key",
+        f"tenant local in {settings.home / LOCAL_KEYS_FILE}, made with the first start",
+    )
 
 
 def _say(console: Console, what: str, text: str) -> None:

@@ -227,7 +227,16 @@ def test_flows_import_without_torch_megatron_and_numba() -> None:
 def test_what_is_typed_often_loads_few_modules_and_none_that_computes(
     typed: str, code: int, allowed: set[str], tmp_path: Path
 ) -> None:
-    heavy = {"torch", "prefect", "scipy", "scipy.stats", "sqlalchemy", "matplotlib", "ray"}
+    heavy = {
+        "torch",
+        "prefect",
+        "scipy",
+        "scipy.stats",
+        "sqlalchemy",
+        "matplotlib",
+        "ray",
+        "fastapi",
+    }
     program = (
         "import sys; from typer.testing import CliRunner; from ostinato.flows.cli import app\n"
         f"assert CliRunner().invoke(app, [{typed!r}]).exit_code == {code}\n"

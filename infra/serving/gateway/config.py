@@ -5,6 +5,7 @@ from pydantic import Field, SecretStr
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
 
+LOCAL_KEYS_FILE = "gateway_keys.json"  # in the home: keys of this machine's own tenants
 SIMULATED_TENANT = "simulated"  # keeps simulated traffic apart from users' traffic
 MAX_SESSIONS = 1_000  # conversations kept in memory
 MAX_TENANT_SESSIONS = 500  # per tenant, which loses its oldest first

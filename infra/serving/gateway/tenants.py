@@ -14,7 +14,12 @@ from pydantic import SecretStr
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.serving.gateway.budgets import DAY_SECONDS, Budgets
-from ostinato.infra.serving.gateway.config import Caller, RateLimitConfig, TenantConfig
+from ostinato.infra.serving.gateway.config import (
+    LOCAL_KEYS_FILE,
+    Caller,
+    RateLimitConfig,
+    TenantConfig,
+)
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys, digest_of, locked, write_private
 
@@ -50,7 +55,6 @@ class TokenBucket:
         return True
 
 
-FILE_NAME = "gateway_keys.json"
 _WAIT_SECONDS = 5.0  # after which running answers may have given back reserved tokens
 
 
@@ -163,7 +167,7 @@ class Spending:
 
 def local_tenants(directory: Path, names: tuple[str, ...]) -> dict[str, TenantConfig]:
     """Consenting tenants of this machine by name. Their keys persist across restarts."""
-    path = directory / FILE_NAME
+    path = directory / LOCAL_KEYS_FILE
     keys = _read(path)
     if not keys.keys() >= set(names):
         with locked(path):  # when several processes start at once, one creates the keys
