@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import ostinato
 from tests.architecture.source import ROOT, list_files, list_modules
 
 SERVER = Path(sys.executable).with_name("pyright-langserver")
@@ -117,3 +118,19 @@ def test_only_the_folder_of_all_tests_is_a_regular_package() -> None:
     found = [name for name in list_files() if re.fullmatch(r"tests/(.*/)?__init__\.py", name)]
 
     assert [name for name in found if "fakes/repositories/" not in name] == ["tests/__init__.py"]
+
+
+@pytest.mark.editor
+def test_a_type_checker_knows_every_name_of_the_package(tmp_path: Path) -> None:
+    """What a program that uses the API is told: `__init__.pyi` declares the names that `__getattr__` gives."""
+    program = tmp_path / "program.py"
+    uses = "\n".join(f"print(ostinato.{name})" for name in ostinato.__all__)
+    program.write_text(f"import ostinato\n\n{uses}\nhome: ostinato.Home = ostinato.open()\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "ostinato").symlink_to(ROOT)
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"include": ["program.py"], "extraPaths": ["src"]})
+    )
+    command = [SERVER.with_name("pyright"), "-p", tmp_path, "--pythonpath", sys.executable]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout

@@ -1,6 +1,5 @@
 """`import ostinato`: runs, curves, attempts and checkpoints as a program gets them."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,6 @@ from tests.fakes.tiny_model import TINY, random_weights
 from tests.fakes.toy_gateway import make_renderer
 from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ostinato.Home:
@@ -28,19 +25,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ostinato.Home:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path / "home"))
     add_attempts(Settings(home=tmp_path / "home"))
     return ostinato.open()
-
-
-def test_types_are_told_of_every_name() -> None:
-    stub = ast.parse((ROOT / "__init__.pyi").read_text())
-    told: set[str] = set()
-    for line in stub.body:
-        if isinstance(
-            line, ast.ImportFrom
-        ):  # a checker takes only `import A as A` for a public name
-            told |= {name.name for name in line.names if name.asname == name.name}
-        elif isinstance(line, ast.Assign):
-            told |= {target.id for target in line.targets if isinstance(target, ast.Name)}
-    assert told == set(ostinato.__all__)
 
 
 def test_a_run_has_a_row_per_step_and_its_attempts(home: ostinato.Home) -> None:
