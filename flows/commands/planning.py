@@ -179,6 +179,10 @@ def plan_recipe(
     """
     bounds = () if what_if is None else parse_bounds(what_if)
     plan = make_plan(recipe, gpus, load_inputs(chip), parse_degrees(degrees), price, bounds)
+    if bounds and not plan.simulated:
+        raise ConfigError(
+            f"--what-if simulates the separate placement, which does not fit: {plan.refusals[SEPARATE]}"
+        )
     if not is_dry_run:
         return plan
     return plan.model_copy(update={"dry_run": walk_step(recipe, plan.pretraining)})
@@ -189,7 +193,7 @@ def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
     degrees: dict[str, int] = {}
     for text in texts:
         axis, _, number = text.partition("=")
-        if axis not in AXES or not number.isdigit() or int(number) < 1:
+        if axis not in AXES or not number.isascii() or not number.isdigit() or int(number) < 1:
             raise ConfigError(f"--layout {text!r}, wanted AXIS=NUMBER with an axis of {list(AXES)}")
         degrees[axis] = int(number)
     return degrees
@@ -199,9 +203,8 @@ def parse_bounds(text: str) -> tuple[int, ...]:
     """Bounds on staleness of a text such as staleness=0,1,2. ConfigError for another text."""
     name, _, numbers = text.partition("=")
     bounds = numbers.split(",")
-    if name != "staleness" or not all(
-        bound.isdigit() and int(bound) <= MAX_BOUND for bound in bounds
-    ):
+    known = {str(bound) for bound in range(MAX_BOUND + 1)}
+    if name != "staleness" or not known.issuperset(bounds):
         raise ConfigError(
             f"--what-if {text!r:.80}, wanted staleness=NUMBER,NUMBER,... with numbers up to {MAX_BOUND}"
         )

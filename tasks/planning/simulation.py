@@ -76,7 +76,12 @@ class SimulatedLoad(Record):
 
     def with_bound(self, bound: int) -> Self:
         """The same load under another bound on staleness."""
-        staleness = self.rollout.staleness.model_copy(update={"max_staleness_versions": bound})
+        interval = min(
+            self.rollout.staleness.update_interval_steps, bound + 1
+        )  # else nothing starts
+        staleness = self.rollout.staleness.model_copy(
+            update={"max_staleness_versions": bound, "update_interval_steps": interval}
+        )
         rollout = self.rollout.model_copy(update={"staleness": staleness})
         return self.model_copy(update={"rollout": rollout, "steps": 3 * max(4, bound + 1)})
 

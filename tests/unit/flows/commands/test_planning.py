@@ -18,6 +18,7 @@ from ostinato.flows.commands.planning import (
     make_plan,
     parse_bounds,
     parse_degrees,
+    plan_recipe,
     pretraining_work,
 )
 from ostinato.flows.recipe import load_recipe
@@ -124,16 +125,38 @@ def test_rl_takes_the_axes_that_pretraining_has_where_it_fits_no_other_way() -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["staleness", "staleness=", "staleness=-1", "age=1", "staleness=1,x"]
+    "text",
+    [
+        "staleness",
+        "staleness=",
+        "staleness=-1",
+        "age=1",
+        "staleness=1,x",
+        "staleness=²",
+        "staleness=257",
+    ],
 )
 def test_what_if_that_names_no_bounds_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="wanted staleness=NUMBER"):
         parse_bounds(text)
 
 
+def test_what_if_without_a_separate_placement_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="--what-if simulates the separate placement, which does not fit"
+    ):
+        plan_recipe(
+            load_recipe("qwen3_30b_a3b"), 8, "h200", (), is_dry_run=False, what_if="staleness=0"
+        )
+
+
 def test_what_if_compares_bounds_on_staleness_with_synchronous_rollouts() -> None:
     """The same simulated run under each bound: a wider one never waits longer, and no group is older than its bound."""
-    recipe, bounds = load_recipe("qwen3_8b"), parse_bounds("staleness=0,1,4")
+    seldom = [
+        "rollout.staleness.update_interval_steps=2",
+        "rollout.staleness.max_staleness_versions=4",
+    ]
+    recipe, bounds = load_recipe("qwen3_8b", overrides=seldom), parse_bounds("staleness=0,1,4")
     plan = make_plan(recipe, 8, load_inputs("h200"), {}, bounds=bounds)
     found = list(plan.simulated.values())
     assert tuple(plan.simulated) == (0, 1, 4)

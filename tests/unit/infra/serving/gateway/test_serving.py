@@ -54,9 +54,13 @@ def checkpoint(directory: Path, renderer: Renderer, version: int) -> ServedCheck
 
 @asynccontextmanager
 async def served(
-    directory: Path, plan: ServingPlan, harness: HarnessConfig = HARNESS
+    directory: Path,
+    plan: ServingPlan,
+    harness: HarnessConfig = HARNESS,
+    tokens_per_day: int | None = None,
 ) -> AsyncIterator[tuple[OpenGateway, httpx2.AsyncClient]]:
     tenant = local_tenants(directory, ("people",))["people"]
+    tenant = tenant.model_copy(update={"tokens_per_day": tokens_per_day})
     ledger = Ledger(f"sqlite:///{directory}/ledger.db").migrate()
     async with open_gateway(
         plan,
@@ -97,6 +101,15 @@ async def test_the_engine_has_answered_before_the_gateway_is_open(
         engine = gateway.context.arms.control.model
         assert isinstance(engine, LocalEngine)
         assert engine.statistics()["generated_tokens"] == 2
+
+
+async def test_a_budget_outlives_the_gateway(tmp_path: Path, plan: ServingPlan) -> None:
+    chat = {"model": "ostinato", "messages": [{"role": "user", "content": "Fix"}], "max_tokens": 4}
+    async with served(tmp_path, plan, tokens_per_day=10_000) as (_, client):
+        usage = (await client.post("/v1/chat/completions", json=chat)).json()["usage"]
+    async with served(tmp_path, plan, tokens_per_day=10_000) as (_, client):
+        left = (await client.get("/v1/status")).json()["tokens_left_today"]
+    assert left == 10_000 - usage["total_tokens"] < 10_000
 
 
 async def test_real_engine_and_sandbox_answer_and_leave_whole_records(
