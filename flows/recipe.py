@@ -8,7 +8,7 @@ import tomllib
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -362,9 +362,13 @@ def _remove_tables(values: dict[str, Any], section: type[BaseModel]) -> None:
     """Replaces false in place of an optional table by None, because TOML has no null."""
     for name, field in section.model_fields.items():
         table, value = _table_of(field), values.get(name)
+        # where false is a value of its own, it stays
+        is_optional = field.default is None and Literal[False] not in typing.get_args(
+            field.annotation
+        )
         if table is not None and isinstance(value, dict):
             _remove_tables(value, table)
-        elif table is not None and value is False and field.default is None:
+        elif table is not None and value is False and is_optional:
             values[name] = None
 
 

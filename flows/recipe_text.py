@@ -26,12 +26,7 @@ def describe_recipe(recipe: BaseModel, prefix: str = "") -> str:
             tables.append("\n".join(["", *meaning, f"[{prefix}{name}]", inner]))
             continue
         lines += meaning
-        if value is not None:
-            lines.append(f"{name} = {_as_toml(value)}")
-        elif tables_in(type(recipe).model_fields[name].annotation):
-            lines.append(f"{name} = false")
-        else:
-            lines.append(f"# {name} is not set")
+        lines.append(f"# {name} is not set" if value is None else f"{name} = {_as_toml(value)}")
     return "\n".join([*lines, *tables])
 
 

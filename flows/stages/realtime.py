@@ -138,7 +138,7 @@ def _carry_out(
     context: StageContext, line: ServingLine, decision: GateDecision, *, directly: bool
 ) -> PromotionReport:
     """Promotes or refuses a candidate as decided, or starts its canary when the recipe has one."""
-    canary = context.recipe.cycle.canary
+    canary = context.recipe.cycle.people_canary
     if canary is None or directly or not decision.passed or line.champion() is None:
         return line.decide(decision)
     return line.start_canary(decision, canary.share)
@@ -213,7 +213,7 @@ def _problems_of(context: StageContext, checkpoint: ArtifactRef) -> ArtifactRef:
 
 
 def _watch_canary(context: StageContext, line: str | None) -> ServedCandidate | None:
-    config = context.recipe.cycle.canary
+    config = context.recipe.cycle.people_canary
     if config is None:
         return None
     serving = serving_line(context, line)

@@ -1,7 +1,7 @@
 """Settings of one real-time cycle."""
 
 import math
-from typing import Any, Self
+from typing import Literal, Self
 
 from pydantic import (
     Field,
@@ -171,25 +171,25 @@ class CycleConfig(Record):
     feedback: FeedbackConfig = FeedbackConfig()
     gate: GateConfig = GateConfig()
     learning: LearningConfig = LearningConfig()
-    canary: CanaryConfig | None = None
+    canary: CanaryConfig | Literal[False] | None = None
     """A/B test of a candidate that passed the gate: it first answers a share of the sessions, and the
-    behaviour of these users promotes or withdraws it; None: the gate promotes. Without this table a
-    recipe has one with the defaults, unless it has simulated users, of whom a canary takes no account"""
+    behaviour of these users promotes or withdraws it; false: the gate promotes; None: a canary with the defaults,
+    unless the recipe has simulated users, of whom a canary takes no account"""
     simulated_users: SimulatedUsersConfig | None = None
     """seeded program in place of people; None: real traffic only"""
+
+    @property
+    def people_canary(self) -> CanaryConfig | None:
+        """The canary of candidates for people. None: the gate promotes."""
+        if self.canary is None:
+            return None if self.simulated_users else CanaryConfig()
+        return self.canary or None
 
     def train_until(self, opened_at: float) -> float | None:
         """Time at which the training of a cycle has to end, on the clock of `opened_at`. None: no limit."""
         if self.deadline_seconds is None:
             return None
         return opened_at + self.deadline_seconds - self.gate_seconds
-
-    @model_validator(mode="before")
-    @classmethod
-    def _canary_where_people_are_served(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {"canary": None if values.get("simulated_users") else {}} | values
 
     @model_validator(mode="after")
     def _time_to_train(self) -> Self:

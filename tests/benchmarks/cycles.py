@@ -379,7 +379,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     recipe = quick_recipe()
-    canary = recipe.cycle.canary or CanaryConfig()
+    canary = recipe.cycle.people_canary or CanaryConfig()
     figures: dict[str, float] = {}
     with ProcessPoolExecutor(options.processes) as pool:
         for part in options.only:

@@ -150,10 +150,11 @@ def test_gateway_serves_the_line_of_tests_only_when_asked_by_name(
         mine.served_line("mien", [])
 
 
-def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
-    tmp_path: Path, home: Path
+@pytest.mark.parametrize(("text", "share"), [("\n[cycle.canary]\nshare = 0.5\n", 0.5), ("", 0.2)])
+def test_candidate_of_a_cycle_serves_people_beside_the_champion_first(
+    text: str, share: float, tmp_path: Path, home: Path
 ) -> None:
-    context = open_context(tmp_path, "mine", MINE + "\n[cycle.canary]\nshare = 0.5\n")
+    context = open_context(tmp_path, "mine", MINE + text)
     problems = add_problems(context, "a")
     champion = add_checkpoint(context, problems, "champion")
     add_scorecard(context, problems, champion, 0.5)
@@ -179,7 +180,7 @@ def test_candidate_of_a_cycle_with_a_canary_serves_beside_the_champion(
     model = realtime.served_model(context)
     assert model.checkpoint_id == str(champion)
     assert model.candidate is not None
-    assert (model.candidate.checkpoint_id, model.candidate.share) == (str(candidate), 0.5)
+    assert (model.candidate.checkpoint_id, model.candidate.share) == (str(candidate), share)
 
 
 def test_candidate_whose_users_fare_worse_is_withdrawn_and_told_of_once_the_server_is_there(

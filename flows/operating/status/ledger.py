@@ -184,7 +184,7 @@ def _guard_of(up: UpProcess) -> GuardConfig | None:
     if up.state is None or not up.is_alive:
         return None
     try:
-        canary = up.state.recipe.load().cycle.canary
+        canary = up.state.recipe.load().cycle.people_canary
     except ConfigError:  # the recipe's file has changed since
         return None
     return None if canary is None else canary.guard
