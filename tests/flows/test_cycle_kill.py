@@ -26,7 +26,7 @@ from tests.fakes.finished_stages import (
 from tests.fakes.interactions import new_interaction
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-LINE = '[serving]\nline = "mine"\n[cycle.gate]\nfloor = 0.05\n'
+LINE = '[serving]\nline = "mine"\n[cycle]\ncanary = false\n[cycle.gate]\nfloor = 0.05\n'
 
 
 def cycle_of(directory: Path) -> realtime.CycleReport:
