@@ -1,5 +1,5 @@
 """A repository as its owner has it, for a chat or an upload: product code, tests and import roots. No file is moved, and
-no code of it runs. Problems are made of the same metadata, rules and layouts (tasks/problems/discovery).
+no code of it runs. Problems are made of the same metadata, rules and tests (tasks/problems/discovery).
 """
 
 import shlex
@@ -11,11 +11,19 @@ from pydantic import Field
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.discovery.collection import Rules, write_rules
-from ostinato.infra.sandbox.discovery.layout import IMPORT_ROOTS, NO_PRODUCT, TEST_PATTERNS, is_test
+from ostinato.infra.sandbox.discovery.layout import (
+    IMPORT_ROOTS,
+    NO_PRODUCT,
+    TEST_FOLDERS,
+    TEST_PATTERNS,
+    find_tests,
+    has_parent_in,
+    is_test,
+)
 from ostinato.infra.sandbox.discovery.metadata import read_metadata
 from ostinato.infra.sandbox.inside.sources import RULES_FILE
 
-TEST_FOLDERS = frozenset({"tests", "test", "unittests", "unit_tests"})
+CONFTEST = "conftest.py"
 NO_PACKAGE = frozenset({"docs", "doc", "examples", "scripts", "benchmarks"})
 PROJECT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})
 
@@ -42,12 +50,20 @@ def describe_checkout(files: Mapping[str, bytes]) -> Checkout:
     except ProblemError:  # the user may be about to mend it
         pass
     roots = tuple(dict.fromkeys((*rules.pythonpath, *stated, *_import_roots(files))))
-    packages, tests = _paths(files, rules.python_files)
+    python = [path for path in files if path.endswith(".py")]
+    patterns = (*TEST_PATTERNS, *rules.python_files)
+    code = _code(python, patterns)
+    tests = {*find_tests(python, code, patterns, rules.testpaths)}
+    fixtures = {path for path in python if PurePosixPath(path).name == CONFTEST}
+    fixtures -= {path for path in fixtures if has_parent_in(path, tests)}
     generated = write_rules(rules.model_copy(update={"pythonpath": roots}), "")
     if own := files.get(RULES_FILE):  # the owner's file stays, with the import roots that it lacks
         generated = {} if not roots or rules.pythonpath else {RULES_FILE: _with_roots(own, roots)}
     return Checkout(
-        package_paths=packages, test_paths=tests, import_roots=roots, generated_files=generated
+        package_paths=tuple(code),
+        test_paths=tuple(sorted(tests | fixtures)),
+        import_roots=roots,
+        generated_files=generated,
     )
 
 
@@ -78,27 +94,18 @@ def _import_roots(files: Iterable[str]) -> Iterator[str]:
             yield str(project)
 
 
-def _paths(
-    files: Iterable[str], patterns: Collection[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths of code and of tests. Tests are folders of a usual name, conftest.py and files of a test's name. Other
-    Python is code, except setup.py and folders in NO_PACKAGE.
+def _code(files: Iterable[str], patterns: Collection[str]) -> list[str]:
+    """Top-level modules and folders of code, in `src` one level deeper. Python is code unless it is a test, below a folder
+    of tests, a setup.py at the top, or below one of NO_PACKAGE.
     """
-    tests: set[str] = set()
-    packages: set[str] = set()
+    found: set[str] = set()
     for path in files:
         pure = PurePosixPath(path)
-        if pure.suffix != ".py":
-            continue
         folders = pure.parts[:-1]
-        depth = next((i for i, part in enumerate(folders) if part in TEST_FOLDERS), None)
-        if depth is not None:
-            tests.add("/".join(folders[: depth + 1]))
-        elif pure.name == "conftest.py" or is_test(path, (*TEST_PATTERNS, *patterns)):
-            tests.add(path)
-        elif not folders:
-            if pure.name != "setup.py":
-                packages.add(path)
-        elif folders[0] not in NO_PACKAGE:
-            packages.add("/".join(folders[: 2 if folders[0] == "src" else 1]))
-    return tuple(sorted(packages)), tuple(sorted(tests))
+        if TEST_FOLDERS & {*folders[:1]} or is_test(path, patterns) or pure.name == CONFTEST:
+            continue
+        if not folders and pure.name != "setup.py":
+            found.add(path)
+        elif folders and folders[0] not in NO_PACKAGE:
+            found.add("/".join(folders[: 2 if folders[0] == "src" else 1]))
+    return sorted(found)

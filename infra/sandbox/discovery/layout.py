@@ -57,7 +57,8 @@ def find_layout(
     wanted = {_import_name(item) for item in top_level} or {_import_name(name)}
     root = _import_root(files, wanted, roots, test_roots)
     moved = strip_prefix(files, root) if root else dict(files)
-    packages = _packages(moved, wanted, from_root=bool(root))
+    patterns = (*TEST_PATTERNS, *test_patterns)
+    packages = _packages(moved, wanted, patterns, from_root=bool(root))
     if not packages:
         raise ProblemError(
             f"{name}: no package or module of that name, wanted NAME/__init__.py or NAME.py at the "
@@ -65,7 +66,7 @@ def find_layout(
             f"{sorted(_tops(files))[:20]}"
         )
     stated = {f"{path}/".removeprefix(f"{root}/").rstrip("/") for path in test_folders}
-    tests = _tests(moved, packages, (*TEST_PATTERNS, *test_patterns), stated)
+    tests = find_tests(moved, packages, patterns, stated)
     if not tests and TEST_SCRIPT in moved:
         tests, packages = (TEST_SCRIPT,), tuple(path for path in packages if path != TEST_SCRIPT)
     if not tests:
@@ -131,10 +132,15 @@ def _code_tops(paths: Iterable[str]) -> list[str]:
 
 
 def _packages(
-    files: Mapping[str, bytes], wanted: Collection[str], *, from_root: bool
+    files: Mapping[str, bytes],
+    wanted: Collection[str],
+    test_patterns: Collection[str],
+    *,
+    from_root: bool,
 ) -> tuple[str, ...]:
     """Modules and packages of product code. Namespace packages give their parts, since dependencies share the folder."""
-    named, tops = _named(files, wanted), _code_tops(files)
+    named = _named(files, wanted)
+    tops = _code_tops(path for path in files if not is_test(path, test_patterns))
     product = [top for top in tops if _is_product(top, files, from_root=from_root)]
     others = [part for top in product for part in _parts(top, files)]
     if not named and not others:
@@ -177,15 +183,17 @@ def is_test(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) or fnmatch(path, pattern) for pattern in patterns)
 
 
-def _tests(
-    files: Mapping[str, bytes],
+def find_tests(
+    files: Iterable[str],
     packages: Collection[str],
     patterns: Collection[str],
     stated: Collection[str],
 ) -> tuple[str, ...]:
-    """Outermost folders of tests, and test files among product code. `stated`: folders of tests that the project's
-    settings name.
+    """Outermost folders of tests, and test files among product code; none of examples, docs and tools. `packages`:
+    paths of product code. `patterns`: patterns of test files. `stated`: folders of tests that the project's settings
+    name.
     """
+    files = tuple(files)
     found: set[str] = set()
     for path in files:
         if not path.endswith(".py") or not is_test(path, patterns):
@@ -200,17 +208,18 @@ def _tests(
             found.add("/".join(folders[: above[0] + 1]))
         else:
             found.add(_own_folder(path, packages, stated))
-    usual = set(USUAL_PATTERNS)
-    odd = [
-        p
-        for p in files
-        if p.endswith(".py") and is_test(p, set(patterns) - usual) and not is_test(p, usual)
-    ]
     folders = {path for path in found if not path.endswith(".py")}
-    found -= {path for path in folders if is_below(path, folders - {path})}
+    found -= {path for path in folders if has_parent_in(path, folders)}
     # the runner collects a file with an unusual name only if its path is given
-    found |= {path for path in odd if is_below(path, folders)}
+    unusual = tuple({*patterns} - {*USUAL_PATTERNS})
+    odd = (path for path in files if path.endswith(".py") and is_test(path, unusual))
+    found |= {p for p in odd if not is_test(p, USUAL_PATTERNS) and has_parent_in(p, folders)}
     return tuple(sorted(found))
+
+
+def has_parent_in(path: str, folders: Collection[str]) -> bool:
+    """Whether a path lies in one of the folders, in time that does not grow with a set of them."""
+    return any(str(parent) in folders for parent in PurePosixPath(path).parents)
 
 
 def _own_folder(path: str, packages: Collection[str], stated: Collection[str]) -> str:

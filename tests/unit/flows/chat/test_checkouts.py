@@ -155,9 +155,10 @@ async def test_a_repository_whose_tests_cannot_be_collected_opens_with_a_warning
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.sampled(4)
-def test_problems_are_made_below_the_same_import_root(name: str, tmp_path: Path) -> None:
+def test_problems_have_the_import_root_and_the_tests_of_a_chat(name: str, tmp_path: Path) -> None:
     files = {path: text.encode() for path, text in LAYOUTS[name].items()}
     told = describe_checkout(files)
+    inside = ""
     if name == "monorepo":  # problems are made of one project: its folder is named
         inside = "services/shop/"
         files = {path.removeprefix(inside): files[path] for path in files if inside in path}
@@ -165,6 +166,8 @@ def test_problems_are_made_below_the_same_import_root(name: str, tmp_path: Path)
     roots = {root.removeprefix("services/shop/") for root in told.import_roots} | {""}
     assert source.stripped_prefix in roots
     assert bool(source.stripped_prefix) == bool(told.import_roots)
+    tests = {path.removeprefix(inside) for path in told.test_paths if path.startswith(inside)}
+    assert {*source.test_paths} == tests
 
 
 WRITES = """
