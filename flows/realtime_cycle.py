@@ -1,6 +1,7 @@
 """Flow: collect, distil, train, evaluate, ship."""
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reinforcement import reinforcement
@@ -34,6 +35,7 @@ def realtime_cycle(
     trained = context.checkpoint(trained) or reinforcement(
         recipe, seed, problems, options=context.options
     )
-    report = realtime.run_cycle(context, problems, trained)
+    # of the whole chain, where the cycle is part of one: a chain that starts again has new runs below it
+    report = realtime.run_cycle(context, problems, trained, flow_run.root_flow_run_id or "")
     showing.show_cycle(report)
     return report

@@ -299,12 +299,15 @@ def serve_simulated_users(
     )
 
 
-def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
+def open_cycle(
+    context: StageContext, served: ArtifactRef, flow_run_id: str = ""
+) -> CycleRow | None:
     """The cycle that a killed run left open, else a new one over later interactions. None when these are too few."""
     cycles, feedback = context.ledger.cycles, context.recipe.cycle.feedback
     line = line_of(context.recipe)
     known = cycles.open_cycle(line)
     if known is not None:
+        cycles.take_over(known.cycle_id, flow_run_id)
         return known
     start = cycles.last_closed_watermark(line)
     until = choose_watermark(
@@ -325,6 +328,7 @@ def open_cycle(context: StageContext, served: ArtifactRef) -> CycleRow | None:
         from_watermark=start,
         to_watermark=until,
         at=time.time(),
+        flow_run_id=flow_run_id,
     )
 
 
@@ -399,11 +403,17 @@ def ship(
     return report
 
 
-def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef) -> CycleReport:
+def run_cycle(
+    context: StageContext, problems: ArtifactRef, trained: ArtifactRef, flow_run_id: str = ""
+) -> CycleReport:
     """Runs one cycle on the recipe's line. A cycle left open by a kill continues with the checkpoint it
-    started with, whatever was promoted since, so its window is trained once and promoted once.
+    started with, whatever was promoted since, so its window is trained once and promoted once. A flow run that
+    starts again after it has closed its cycle opens no other.
     """
     started, line = time.monotonic(), line_of(context.recipe)
+    if closed := context.ledger.cycles.closed_by(line, flow_run_id):
+        logger.info("cycle=%s outcome=%s closed before a kill", closed.cycle_id, closed.outcome)
+        return _report_of(closed)
     known = context.ledger.cycles.open_cycle(line)
     served = None if known is None else context.artifacts.get(known.served)
     served = served or serving_checkpoint(context, problems, trained)
@@ -413,7 +423,7 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
     users = serve_simulated_users(context, problems, served)
     champion = chain.evaluate(context, problems, served, Split.HELD_OUT)
     report = CycleReport(cycle_id="", served=str(served), users=users, champion_scorecard=champion)
-    cycle = open_cycle(context, served)
+    cycle = open_cycle(context, served, flow_run_id)
     if cycle is None:
         least = context.recipe.cycle.feedback.minimum_interactions
         send_cycle_skipped(line, f"fewer than {least} interactions since the last cycle")
@@ -421,6 +431,20 @@ def run_cycle(context: StageContext, problems: ArtifactRef, trained: ArtifactRef
         learned = _learn(context, problems, cycle, served, champion)
         report = report.model_copy(update={"cycle_id": cycle.cycle_id, **learned})
     return report.model_copy(update={"seconds": time.monotonic() - started})
+
+
+def _report_of(cycle: CycleRow) -> CycleReport:
+    """The report of a closed cycle, of which the ledger knows the decision and no scorecards."""
+    kept = cycle.stages.get("promotion")
+    promotion = None if kept is None else PromotionReport.model_validate(kept)
+    candidate = None if promotion is None else promotion.candidate
+    return CycleReport(
+        cycle_id=cycle.cycle_id,
+        served=cycle.served,
+        users=None,
+        candidate=candidate,
+        promotion=promotion,
+    )
 
 
 def _learn(

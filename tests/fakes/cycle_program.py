@@ -41,7 +41,7 @@ _REPOSITORIES: dict[str, type] = {
 }
 
 
-def run(directory: Path, dies_at: str, text: str) -> realtime.CycleReport:
+def run(directory: Path, dies_at: str, text: str, flow_run_id: str = "") -> realtime.CycleReport:
     """The cycle of the recipe "mine"; its home is the one that the environment names."""
     context = open_context(directory, "mine", text)
     problems = add_problems(context, "a")
@@ -63,7 +63,7 @@ def run(directory: Path, dies_at: str, text: str) -> realtime.CycleReport:
     try:
         if dies_at:
             _die_at(dies_at)
-        return realtime.run_cycle(context, problems, trained)
+        return realtime.run_cycle(context, problems, trained, flow_run_id)
     finally:
         stage.run_stage = real
 

@@ -40,9 +40,15 @@ def trainings(directory: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def interact(context: StageContext, count: int, first: int = 0, tenant: str = "people") -> None:
+def interact(
+    context: StageContext,
+    count: int,
+    first: int = 0,
+    tenant: str = "people",
+    served: str = "reinforced/mine@1",
+) -> None:
     for number in range(first, first + count):
-        done = new_interaction(f"i{number}", "mine", "reinforced/mine@1")
+        done = new_interaction(f"i{number}", "mine", served)
         context.ledger.interactions.record(done.model_copy(update={"tenant": tenant}))
 
 
@@ -84,6 +90,23 @@ def test_sigkill_anywhere_in_a_cycle_trains_and_promotes_its_window_once(
     assert (cycle.outcome, cycle.to_watermark) == ("promoted", 40)
     champions = [entry.checkpoint_id for entry in context.ledger.promotions.history("mine")]
     assert champions == ["reinforced/mine@1", "candidate/mine@1"]
+
+
+def test_a_flow_run_that_starts_again_after_its_cycle_closed_opens_no_other(
+    tmp_path: Path, home: Path
+) -> None:
+    context = begin(tmp_path)
+    report = cycle_program.run(tmp_path, "", LINE, "run-1")
+    assert report.candidate is not None
+    interact(context, 30, first=40, served=report.candidate)  # enough for another cycle
+
+    again = cycle_program.run(tmp_path, "", LINE, "run-1")
+
+    assert (again.cycle_id, again.promotion) == (report.cycle_id, report.promotion)
+    assert trainings(tmp_path) == ["0..40"]
+    cycle_program.run(tmp_path, "", LINE, "run-2")
+    assert trainings(tmp_path) == ["0..40", "40..70"]
+    assert [row.flow_run_id for row in context.ledger.cycles.history("mine")] == ["run-1", "run-2"]
 
 
 def test_window_without_samples_is_skipped_and_the_next_one_is_trained(

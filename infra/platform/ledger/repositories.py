@@ -338,6 +338,7 @@ class CycleRepository(LedgerRepository):
         from_watermark: int,
         to_watermark: int,
         at: float,
+        flow_run_id: str = "",
     ) -> CycleRow:
         """Starts a line's cycle over (from_watermark, to_watermark], or returns the row of a known id.
         Another open cycle of the line raises StorageError.
@@ -361,7 +362,20 @@ class CycleRepository(LedgerRepository):
                 to_watermark=to_watermark,
                 stages={},
                 opened_at=at,
+                flow_run_id=flow_run_id,
             )
+
+    def take_over(self, cycle_id: str, flow_run_id: str) -> None:
+        """Names the flow run that works on a cycle from here on."""
+        with self._database.write() as connection:
+            _require_cycle(connection, cycle_id)
+            CYCLES.update(connection, CYCLES.c.cycle_id == cycle_id, flow_run_id=flow_run_id)
+
+    def closed_by(self, line: str, flow_run_id: str) -> CycleRow | None:
+        """The line's cycle that a flow run has closed, if any."""
+        is_closed = CYCLES.c.closed_at.is_not(None)
+        is_its = CYCLES.equals(line=line, flow_run_id=flow_run_id)
+        return self._first(CYCLES, is_its, is_closed) if flow_run_id else None
 
     def update(self, cycle_id: str, stage: str, payload: dict[str, Any]) -> None:
         """Stores the payload of a stage, replacing an earlier one."""

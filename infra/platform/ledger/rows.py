@@ -138,6 +138,9 @@ class CycleRow(Row):
     stages: dict[str, Any] = Field(default={}, description="payload of each finished stage")
     opened_at: float
     closed_at: float | None = None
+    flow_run_id: str = Field(
+        default="", description="flow run that works on the cycle, or last did; empty: not known"
+    )
 
 
 class SpendingRow(Row):
