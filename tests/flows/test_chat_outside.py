@@ -128,7 +128,11 @@ def test_a_closed_terminal_leaves_no_copy_of_the_repository_and_no_process(
     given = ("--repo", str(repository), "--gateway", url, "--message", "Is first well?")
     places = {"OSTINATO_HOME": str(home), "TMPDIR": str(scratch), "OSTINATO_API_KEY": KEY}
     process = subprocess.Popen(
-        (*CHAT, *given), env={**os.environ, **places}, stdin=subprocess.DEVNULL
+        (*CHAT, *given),
+        env={**os.environ, **places},
+        stdin=subprocess.DEVNULL,
+        # below nohup it is ignored, and a chat keeps that
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:
         assert SmallServer.asked.wait(60)
