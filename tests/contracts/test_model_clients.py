@@ -194,6 +194,39 @@ async def test_new_weights_make_the_next_answer_and_old_caches_do_not(engine: En
     assert (await engine.generate(ask(temperature=0.0))).token_ids == before.token_ids
 
 
+async def test_a_running_answer_goes_on_under_new_weights_and_each_token_has_its_version(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = 1
+    if not isinstance(engine, LocalEngine) and not torch.cuda.is_available():
+        # vLLM's CPU build pauses, goes on and counts as on a GPU, but cannot take other weights meanwhile
+        seed = 0
+
+        async def keep_weights(*_: object, **__: object) -> None:
+            await asyncio.sleep(0.2)
+
+        monkeypatch.setattr(engine, "_reloads_in_place", True)
+        monkeypatch.setattr(vars(engine)["_engine"], "collective_rpc", keep_weights)
+    request = ask(temperature=0.0, max_new_tokens=100)
+    stream = engine.stream(request)
+    read = await read_some(stream, least=3)
+
+    await engine.swap_weights(make_weights(seed), VERSION + 1)
+
+    read += [token async for tokens in stream for token in tokens]
+    whole = stream.close()
+    versions = whole.weight_versions_T.tolist()
+    assert tuple(read) == whole.token_ids
+    assert versions == sorted(versions)
+    assert {*versions} == {VERSION, VERSION + 1}
+    first = versions.count(VERSION)
+    plain = plain_logprobs(whole, PROMPT)
+    np.testing.assert_allclose(whole.logprobs_T[:first], plain[:first], atol=1e-4)
+    new = await engine.generate(ask(temperature=0.0))  # with no key or value of the old weights
+    np.testing.assert_allclose(new.logprobs_T, plain_logprobs(new, PROMPT, seed), atol=1e-4)
+    await engine.swap_weights(make_weights(), VERSION)
+
+
 async def test_swaps_leave_the_files_of_one_version(engine: Engine) -> None:
     await engine.swap_weights(make_weights(), VERSION)
     if not isinstance(engine, LocalEngine):  # ours keeps no files

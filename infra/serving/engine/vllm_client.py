@@ -1,18 +1,19 @@
 """vLLM as an engine, behind the same protocol as our own.
 
-Weights are written as a model directory (`write_model_directory`), which vLLM reloads in place. Its CPU
-build cannot do so: it packs matrices at the start and goes on multiplying by the old ones. There
-a swap starts vLLM again. All requests end before a swap, so a generation has one version. Unlike our
-engine, vLLM returns routes of experts on GPUs only, and always those of the whole context. Draft layers
-are left out, since vLLM has no model of their form. Needs the extra `vllm`; imported only when the
-configuration names it.
+Weights are written as a model directory (`write_model_directory`), which vLLM reloads in place. Running requests pause
+meanwhile and go on under the new weights, so each token carries its version. EngineConfig.cache_policy says whether their
+keys and values of older weights stay or are computed again; a new request shares none of an older version. vLLM's CPU
+build cannot reload: it packs matrices at the start and goes on multiplying by the old ones. There a swap waits for the
+running requests and starts vLLM again. Unlike our engine, vLLM returns routes of experts on GPUs only, and always those
+of the whole context. Draft layers are left out, since vLLM has no model of their form. Needs the extra `vllm`; imported
+only when the configuration names it.
 """
 
 import asyncio
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,7 +27,7 @@ from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.engine.health import SwapReport
 from ostinato.infra.serving.engine.start import EngineStream
 from ostinato.infra.serving.published_models import write_model_directory
-from ostinato.models.decode.config import EngineConfig, Precision
+from ostinato.models.decode.config import CachePolicy, EngineConfig, Precision
 from ostinato.models.decode.protocol import GenerateRequest, Generation, Priority, StopReason
 from ostinato.models.decode.requests import check_request
 from ostinato.models.decode.weights import check_weights
@@ -43,6 +44,7 @@ except ModuleNotFoundError as missing:
 
 _BLOCK_TOKENS = 256  # a slot may leave part of its last block empty
 _LEAST_CACHE_BYTES = 256 << 20
+_DELIVERY_SECONDS = 0.01  # many turns of the event loop
 _RANK = {priority: rank for rank, priority in enumerate(Priority)}  # lower goes first
 
 
@@ -64,7 +66,8 @@ class VllmEngine:
         self._directory = tempfile.TemporaryDirectory(prefix="ostinato-vllm-")
         self._swapping = asyncio.Lock()
         self._is_closed = False
-        self._generated_tokens = 0
+        self._generated_tokens = 0  # of ended requests
+        self._read_tokens = 0  # of all requests
         longest = spec.max_sequence_tokens
         self.max_context_tokens = min(config.max_context_tokens or longest, longest)
         self._streams: dict[str, tuple[asyncio.Task[None], _Sampled]] = {}
@@ -76,14 +79,14 @@ class VllmEngine:
         """Samples an answer. A caller that is cancelled cancels the request."""
         check_request(request, self.spec.vocab_size)
         self._check_open()
-        return await self._sample(request, _Sampled(self.version), None)
+        return await self._sample(request, _Sampled(), None)
 
     def stream(self, request: GenerateRequest) -> EngineStream:
         """Samples an answer and yields its tokens as they come."""
         check_request(request, self.spec.vocab_size)
         self._check_open()
         stream = EngineStream(partial(self._cancel, request))
-        sampled = _Sampled(self.version)
+        sampled = _Sampled()
         task = asyncio.create_task(self._feed(request, sampled, stream))
         self._streams[request.request_id] = task, sampled
         return stream
@@ -111,16 +114,19 @@ class VllmEngine:
         if left_tokens <= 0 or request.max_new_tokens == 0:
             reason = StopReason.CONTEXT if left_tokens <= 0 else StopReason.LENGTH
             return self._finish(request, sampled, reason)
-        async with self._swapping:
-            sampled.version = self.version  # a swap waits until this request has ended
+        async with self._swapping:  # a new request waits for a swap
+            pass
         outputs = self._engine.generate(
-            {"prompt_token_ids": list(request.token_ids)},
+            {"prompt_token_ids": list(request.token_ids), "cache_salt": f"version {self.version}"},
             _sampling(request, min(left_tokens, request.max_new_tokens)),
             request.request_id,
             priority=_RANK[request.priority],
         )
         async for output in outputs:
             sampled.output = last = output.outputs[0]
+            fresh = len(last.token_ids) - len(sampled.versions)
+            sampled.versions += [self.version] * fresh
+            self._read_tokens += fresh
             sampled.cut = _stop_sequence_end(last.token_ids, request.stop_sequences)
             if stream is not None:
                 stream.put(tuple(last.token_ids[stream.num_tokens : sampled.cut]))
@@ -135,7 +141,9 @@ class VllmEngine:
         """Does nothing: vLLM's prefix cache knows no sessions and evicts by itself."""
 
     async def swap_weights(self, weights: Mapping[str, Tensor], version: int) -> SwapReport:
-        """Serves `weights` once running requests have ended. EngineError, and no change, if they are invalid."""
+        """Serves `weights` from here on. Running requests go on under them where vLLM reloads in place, else they end first.
+        EngineError, and no change, if the weights are invalid.
+        """
         self._check_open()
         started_at = perf_counter()
         try:
@@ -146,19 +154,36 @@ class VllmEngine:
         prepare_seconds = perf_counter() - started_at
         async with self._swapping:
             started_at = perf_counter()
-            await self._engine.pause_generation(mode="wait", clear_cache=True)
             if self._reloads_in_place:
-                place = {"weights_path": str(directory)}
-                await self._engine.collective_rpc("reload_weights", kwargs=place)
-                await self._engine.resume_generation()
+                await self._reload(directory, version)
             else:
+                await self._engine.pause_generation(mode="wait", clear_cache=True)
                 self._engine.shutdown()
                 self._engine = self._start(directory)
-            self.version = version
+                self.version = version
             earlier, self._served = self._served, directory
         report = SwapReport(version, prepare_seconds, perf_counter() - started_at)
         await asyncio.to_thread(shutil.rmtree, earlier, ignore_errors=True)
         return report
+
+    async def _reload(self, directory: Path, version: int) -> None:
+        """Reads new weights in place. Running requests pause meanwhile."""
+        is_exact = self._config.cache_policy is CachePolicy.EXACT
+        await self._engine.pause_generation(mode="keep", clear_cache=is_exact)
+        try:
+            place = {"weights_path": str(directory)}
+            await self._engine.collective_rpc("reload_weights", kwargs=place)
+            await self._read_delivered()
+            self.version = version
+        finally:  # requests would stay frozen
+            await self._engine.resume_generation()
+
+    async def _read_delivered(self) -> None:
+        """Waits while tokens of the old weights, which the paused engine has already sent, are read."""
+        seen = -1
+        while (tokens := self._read_tokens) != seen:
+            seen = tokens
+            await asyncio.sleep(_DELIVERY_SECONDS)
 
     def statistics(self) -> dict[str, float]:
         """Tokens generated so far. Other metrics are vLLM's own."""
@@ -226,7 +251,7 @@ class VllmEngine:
             request_id=request.request_id,
             token_ids=token_ids,
             logprobs_T=np.array(logprobs, dtype=np.float32),
-            weight_versions_T=np.full(len(token_ids), sampled.version, dtype=np.int64),
+            weight_versions_T=np.array(sampled.versions[: len(token_ids)], dtype=np.int64),
             routed_experts=routes[:fed].astype(np.int16),
             route_offset=0,
             stop_reason=stop_reason,
@@ -238,8 +263,8 @@ class VllmEngine:
 class _Sampled:
     """The sampled part of an answer."""
 
-    version: int  # of the weights
     output: CompletionOutput | None = None
+    versions: list[int] = field(default_factory=list)  # of the weights, per token
     cut: int | None = None  # tokens up to the end of a stop sequence
 
 
