@@ -286,6 +286,23 @@ def test_trainer_refuses_a_step_of_another_optimiser(tmp_path, start) -> None:
         open_trainer(request.model_copy(update={"config": config}))
 
 
+@pytest.mark.parametrize("kind", ["step", "optimizer", "kl-reference"])
+def test_trainer_refuses_a_folder_that_holds_another_step(tmp_path, start, kind) -> None:
+    request = make_request(tmp_path, start, kl_coefficient=0.1, kl_refresh_steps=1)
+    trainer = open_trainer(request)
+    for seed in range(2):
+        trainer.step(batch(seed))
+        trainer.save()
+    numbers = (0, 1) if kind == "kl-reference" else (1, 2)
+    older, newer = (Path(request.work_directory) / f"{kind}-{number:08d}" for number in numbers)
+    assert open_trainer(request).steps_taken == 2
+    shutil.rmtree(newer)
+    shutil.copytree(older, newer)
+    wanted = rf"{newer.name} holds step {numbers[0]}, wanted {numbers[1]}.*delete \S*step-00000002"
+    with pytest.raises(StorageError, match=wanted):
+        open_trainer(request)
+
+
 def test_trainer_without_samples_is_an_error(tmp_path, start) -> None:
     with pytest.raises(TrainingError, match="no samples"):
         open_trainer(make_request(tmp_path, start)).step([])
