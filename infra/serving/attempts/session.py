@@ -52,6 +52,7 @@ class AttemptSession:
         self.ended = asyncio.Event()
         self.ending: tuple[EndReason, str] = (EndReason.FINISHED, "")
         self.last_refusal = ""  # since the last answer
+        self.num_requests = 0  # that are open
         self.is_context_full = False  # for the newest prompt
         self.engine_failure = ""  # of the newest answer; empty: it succeeded
         self._model, self._renderer, self._request = model, renderer, request
