@@ -51,16 +51,8 @@ from ostinato.tasks.records import Metric, Split
 from ostinato.tasks.reinforcement.records import ReinforcementResult
 
 ATTEMPTS_PAGE = "attempts.html"
-HEADLINE = ("RL", "held-out mutations: average solve rate")  # stage and measure of a row
+HEADLINE = f"solve-rate {Split.HELD_OUT.value}"  # key of a row
 MAX_PRINTED = 8  # rows on the console below the headline
-_PRINTED = (
-    ("problems", "proven by real tests"),
-    ("pretraining", "held-out codebase perplexity"),
-    ("MTP", "decode tokens/s, batch 1, greedy"),
-    ("RL", "functions held out whole: average solve rate"),
-    ("cycle", "held-out mutations: average solve rate"),
-    ("cycle", "samples"),
-)
 TRANSCRIPTS_PHASE = "transcripts"  # fine-tuning; phases of other names are continued pretraining
 
 
@@ -98,7 +90,8 @@ class RunReport(NamedTuple):
     @property
     def table(self) -> list[dict[str, str]]:
         """All rows by column."""
-        return [row._asdict() for row in (*self.rows, *self.controls, *self.cycle_rows)]
+        rows = (*self.rows, *self.controls, *self.cycle_rows)
+        return [{n: text for n, text in row._asdict().items() if n != "key"} for row in rows]
 
 
 def show_run(context: StageContext, made: RunArtifacts, cycle: CycleReport | None) -> Path:
@@ -121,7 +114,7 @@ def print_report(report: RunReport, page: Path, console: Console) -> None:
     others = [
         describe_row(row)
         for row in (*report.rows, *report.cycle_rows)
-        if (row.stage, row.measure) in _PRINTED
+        if row.key and row.key != report.headline.key
     ]
     next_steps = (
         ("every plot and attempt", "ostinato dashboard"),
@@ -177,7 +170,7 @@ def collect(
     champion = None if line is None else context.ledger.promotions.current(line)
     return RunReport(
         title=f"Ostinato: {recipe.name}, seed {recipe.seed}",
-        headline=next(row for row in rows if (row.stage, row.measure) == HEADLINE),
+        headline=next(row for row in rows if row.key == HEADLINE),
         controls=_controls_of(context, made),
         curves=_curves(context, made),
         rows=rows,
@@ -310,6 +303,7 @@ def _rows(context: StageContext, made: RunArtifacts) -> list[ReportRow]:
             f"{built.num_candidates} candidates",
             f"{built.num_problems} problems",
             f"yield {built.yield_ratio:.0%}",
+            key="proven problems",
         ),
         *codebase_rows(trained),
         *_draft_rows(context, corpus, drafted),
@@ -330,6 +324,7 @@ def _rows(context: StageContext, made: RunArtifacts) -> list[ReportRow]:
                 f"{name}: average solve rate",
                 (before.average, after.average),
                 f"{run.steps} steps, {len(after.problems)} problems x {attempts}; in training text: {overlap}",
+                key=f"solve-rate {split.value}",
             ),
             _change("RL", f"{name}: best of {attempts}", (before.best_of, after.best_of)),
         ]
@@ -350,6 +345,7 @@ def codebase_rows(trained: PretrainingResult) -> list[ReportRow]:
             f"{trained.before.perplexity:.2f}",
             f"{continued.perplexity:.2f}",
             f"before the transcripts; {', '.join(phases)}" if phases else "no phase: as it was",
+            key="perplexity",
         )
     ]
     for stage, before, after in (
@@ -389,6 +385,7 @@ def _draft_rows(
             f"{speculation.drafted_tokens_per_second:.0f}",
             f"{speculation.speed_up:.2f}x, {speculation.tokens_per_forward:.2f} tokens per forward pass, "
             f"acceptance {speculation.acceptance:.0%}; with the lookup {speculation.lookup_speed_up:.2f}x",
+            key="decoding",
         ),
     ]
 
@@ -421,10 +418,12 @@ def _hack_row(run: ReinforcementResult) -> ReportRow:
     )
 
 
-def _change(stage: str, measure: str, metrics: tuple[Metric, Metric], note: str = "") -> ReportRow:
+def _change(
+    stage: str, measure: str, metrics: tuple[Metric, Metric], note: str = "", key: str = ""
+) -> ReportRow:
     """Row of a measure before and after a stage."""
     before, after = metrics
-    return ReportRow(stage, measure, interval(before), interval(after), note)
+    return ReportRow(stage, measure, interval(before), interval(after), note, key)
 
 
 def _list(values: Sequence[float]) -> str:
@@ -447,6 +446,7 @@ def _cycle_rows(cycle: CycleReport | None) -> list[ReportRow]:
             "held-out mutations: average solve rate",
             (cycle.champion_scorecard.average, cycle.candidate_scorecard.average),
             f"{cycle.promotion.outcome.value}; {cycle.training.samples} samples",
+            key="cycle",
         ),
         ReportRow(
             "cycle",
@@ -459,7 +459,7 @@ def _cycle_rows(cycle: CycleReport | None) -> list[ReportRow]:
 
 
 def _no_samples(note: str) -> ReportRow:
-    return ReportRow("cycle", "samples", "", "0", note)
+    return ReportRow("cycle", "samples", "", "0", note, key="cycle")
 
 
 def _in_words(counts: Mapping[str, int]) -> str:

@@ -19,6 +19,7 @@ class ReportRow(NamedTuple):
     before: str
     after: str
     note: str = ""
+    key: str = ""  # of a row that the console shows too; empty: on the page and in Prefect alone
 
 
 def share(ratio: float | None) -> str:

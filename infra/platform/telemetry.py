@@ -5,7 +5,9 @@ and after a kill.
 import contextlib
 import json
 import logging
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import IO, Any
 
@@ -106,5 +108,58 @@ def read_metrics(path: Path) -> list[dict[str, float | int | str]]:
     for row in read_lines(path):
         while rows and float(rows[-1]["step"]) >= float(row["step"]):
             rows.pop()
-        rows.append({name: float(it) if it in _NO_JSON else it for name, it in row.items()})
+        rows.append(_with_floats(row))
     return rows
+
+
+def _with_floats(row: dict[str, Any]) -> dict[str, float | int | str]:
+    return {name: float(it) if it in _NO_JSON else it for name, it in row.items()}
+
+
+class GrowingMetrics:
+    """A file of metrics that is read while it grows. Remembers the place of each step's line, so that a read parses
+    only new lines and those that it returns. A file that was shortened or replaced is read from its start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._forget()
+
+    def thinned(self, max_rows: int) -> list[dict[str, float | int | str]]:
+        """At most so many of the rows of `read_metrics`, evenly spread and including the last one."""
+        with self._lock, contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            self._read_new(file)
+            every = -(-len(self._lines) // max_rows) or 1
+            descriptor = file.fileno()
+            return [
+                _with_floats(json.loads(os.pread(descriptor, size, start)))
+                for _, start, size in self._lines[::-1][::every][::-1]
+            ]
+        return []
+
+    def _forget(self) -> None:
+        self._lines: list[tuple[float, int, int]] = []  # step, first byte, number of bytes
+        self._file: tuple[int, int] = (0, 0)  # device and inode
+        self._end, self._last_line = 0, b""
+
+    def _read_new(self, file: IO[bytes]) -> None:
+        status = os.fstat(file.fileno())
+        file.seek(self._end - len(self._last_line))
+        same = self._file == (status.st_dev, status.st_ino)
+        if not same or file.read(len(self._last_line)) != self._last_line:
+            self._forget()
+        self._file = (status.st_dev, status.st_ino)
+        file.seek(self._end)
+        for line in file:
+            try:
+                step = float(json.loads(line)["step"])
+            except ValueError:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+            else:
+                while self._lines and self._lines[-1][0] >= step:
+                    self._lines.pop()
+                self._lines.append((step, self._end, len(line)))
+            self._end += len(line)
+            self._last_line = line

@@ -117,7 +117,13 @@ class FreshRuns:
         mounts = blank_mounts(self.repository, tests)
         # Proofs repeat runs with a second seed, to find results that depend on the order of sets.
         variables = {"PYTHONHASHSEED": str(self._hash_seed)}
-        box = BoxProcess(self._limits, mounts, server="fresh_server", environment=variables)
+        box = BoxProcess(
+            self._limits,
+            mounts,
+            server="fresh_server",
+            tests_may_write=self._tests_may_write,
+            environment=variables,
+        )
         channel, limits = BoxChannel(box), self._limits.model_dump()
         has_conftest = any(PurePath(path).name == "conftest.py" for path in self.repository.files)
         try:

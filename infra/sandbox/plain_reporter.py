@@ -23,10 +23,16 @@ class Reporter:
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._places = {test: place for place, test in enumerate(request["tests"])}
         self._key, self._canaries = request["key"], request["canaries"]
+        self._files = frozenset(request["files"])
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(request["answer"], flags, 0o600)
         self._outcomes: dict[str, str] = {}
         self._process_id = os.getpid()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """True for other files of a folder that is collected for one file in it."""
+        return (collection_path.is_file() and str(collection_path) not in self._files) or None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

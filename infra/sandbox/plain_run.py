@@ -17,7 +17,7 @@ from ostinato.infra.platform.errors import SandboxNotFound
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH
 from ostinato.infra.sandbox.host.system import build_later_clock
-from ostinato.infra.sandbox.inside.sources import make_options
+from ostinato.infra.sandbox.inside.sources import argument_of, make_options
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, TestOutcome, TestReport
 from ostinato.infra.sandbox.repository import PreparedRepository
 
@@ -65,7 +65,9 @@ async def run_plainly(
             options = make_options(REPOSITORY_PATH, repository.collection_rules, " ".join(wanted))
             await sandbox.write(place, _canary_text(wanted, rng))
             own_tests = [test for test in test_ids if test.partition("::")[0] == path]
+            full = f"{REPOSITORY_PATH}/{path}"
             request = {
+                "files": [full, place],
                 "key": f"{rng.getrandbits(128):x}",
                 "tests": own_tests,
                 "canaries": f"{canaries}.py",
@@ -76,7 +78,7 @@ async def run_plainly(
             clock = f"TZ=EAST-14 LD_PRELOAD={_CLOCK} " if later else ""
             command = (
                 f"{clock}PYTHONPATH=$PYTHONPATH:{_FOLDER} python -m pytest -p {reporter} "
-                f"{_OPTIONS} {shlex.join(options)} {shlex.quote(f'{REPOSITORY_PATH}/{path}')} {place}"
+                f"{_OPTIONS} {shlex.join(options)} {shlex.quote(argument_of(full))} {place}"
             )
             done = await sandbox.exec(command, _START_SLACK * time_limit_seconds)
             seen, forged = await _read_outcomes(sandbox, request)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.infra.platform.syntax import parse_once, parse_python, walk_definitions
+from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan
 from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
@@ -126,7 +127,7 @@ def hide_tests(
     """
     by_function: dict[str, list[str]] = defaultdict(list)
     for test in failing:
-        by_function[test.partition("[")[0]].append(test)
+        by_function[function_of(test)].append(test)
     places = {name: _find_test(name, files) for name in by_function}
     can_hide = sorted(name for name, place in places.items() if place is not None)
     random.Random(seed).shuffle(can_hide)

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
 from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.attempts.session import AttemptSession
 from ostinato.infra.serving.gateway.answers.generation import Answering
 from ostinato.infra.serving.gateway.config import GatewayConfig, TenantConfig
@@ -32,11 +33,15 @@ class Sampler:
     num_sampled: int = 0
     longest: int = 5
     wait: asyncio.Event | None = None
+    failures: int = 0  # requests that fail from now on
     ended_sessions: list[str] = field(default_factory=list)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         if self.wait is not None:
             await self.wait.wait()
+        if self.failures:
+            self.failures -= 1
+            raise EngineError("the replica is gone")
         length = request.max_new_tokens
         if self.end is StopReason.STOP_TOKEN:
             length = min(int(self.chance.integers(1, self.longest + 1)), length)
@@ -80,6 +85,15 @@ async def begin(
 ) -> Answering:
     asked = ChatRequest(model="ostinato", messages=list(messages), **fields)
     return await session.begin(asked, session.caller, None)
+
+
+async def to_end(session: AttemptSession, answering: Answering) -> None:
+    """Reads a whole answer, streamed if it was asked for so."""
+    if answering.request.stream:
+        async for _ in session.stream(answering):
+            await asyncio.sleep(0)
+    else:
+        await session.answer(answering)
 
 
 async def ask(

@@ -1,6 +1,7 @@
 """Runs of a home as the dashboard shows them: a line in the list, and the page of one with its plots and settings."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ostinato.infra.platform.cluster.workspace import (
     read_record,
 )
 from ostinato.infra.platform.record import Record, dotted
-from ostinato.infra.platform.telemetry import read_metrics
+from ostinato.infra.platform.telemetry import GrowingMetrics
 
 MAX_RUNS = 500
 MAX_STEPS = 2_000  # points of a curve
@@ -113,17 +114,16 @@ def read_run(directory: Path) -> RunPage:
     settings = {} if envelope is None else dict(dotted(envelope.request))
     return RunPage(
         run=f"{directory.parent.name}/{directory.name}",
-        curves=tuple(panels(_thin(read_metrics(directory / METRICS)))),
+        curves=tuple(panels(_metrics_of(directory).thinned(MAX_STEPS))),
         settings={name: value for name, value in settings.items() if not _is_place(name)},
         recipe=settings_of_run(directory),
     )
 
 
+@lru_cache(maxsize=64)
+def _metrics_of(directory: Path) -> GrowingMetrics:
+    return GrowingMetrics(directory / METRICS)
+
+
 def _is_place(name: str) -> bool:
     return name == "run_id" or name.endswith(("_directory", "_directories"))
-
-
-def _thin(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """At most MAX_STEPS rows, evenly spread and including the last one."""
-    every = -(-len(rows) // MAX_STEPS) or 1
-    return rows[::-1][::every][::-1]

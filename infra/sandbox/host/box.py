@@ -78,15 +78,18 @@ class BoxProcess:
         repository_mounts: tuple[str, ...],
         *,
         server: str | None = None,
+        tests_may_write: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts process 1: the agent, or the Python module `server` below infra/sandbox/inside.
 
-        `repository_mounts`: bubblewrap's arguments for /repo. The calling thread must outlive the box.
+        `repository_mounts`: bubblewrap's arguments for /repo. `tests_may_write`: as for TestServer. The calling thread
+        must outlive the box.
         """
         # These calls fail where something is missing on the host, so they come before anything is opened.
         starter = [str(build_starter()), str(devices_folder()), *_isolation(limits)]
         rights = () if server is None else _NAMESPACE_RIGHTS
+        rights += _OVERLAY_RIGHTS if tests_may_write else ()
         mounts = (*system_mounts(), *repository_mounts, *rights, *_READ_ONLY)
         variables = _variables({**_ENVIRONMENT, **(environment or {})})
         allowed = filter_program()
@@ -255,9 +258,9 @@ def _isolation(limits: SandboxLimits) -> list[str]:
 # unmasked /proc, without which the kernel refuses to mount another. The server hides it from the runs.
 _NAMESPACE_RIGHTS = (
     *("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_NET_ADMIN"),
-    *("--cap-add", "CAP_DAC_OVERRIDE"),  # an overlay's working folder has mode 0
     *("--ro-bind", "/proc", HOST_PROC),
 )
+_OVERLAY_RIGHTS = ("--cap-add", "CAP_DAC_OVERRIDE")  # an overlay's working folder has mode 0
 _READ_ONLY = ("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/")
 
 

@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ostinato.infra.sandbox.inside.sources import read_options
+from ostinato.infra.sandbox.inside.sources import argument_of, read_options
 from ostinato.infra.sandbox.inside.trials.drawn_calls import draw_calls, make_drawn_calls, prepare
 from ostinato.infra.sandbox.inside.trials.repeated_calls import describe_limited
 from ostinato.infra.sandbox.inside.trials.trial_observer import Observer
@@ -80,7 +80,7 @@ def record(request: dict, answer: str) -> None:
     place = [f"--rootdir={request['root']}", "-c", os.devnull, *read_options(request["root"])]
     sys.setprofile(recorder)
     try:
-        pytest.main([*_QUIET, *place, *request["tests"]])
+        pytest.main([*_QUIET, *place, *map(argument_of, request["tests"])])
     finally:
         sys.setprofile(None)
     with Path(answer).open("w") as file:
@@ -116,7 +116,7 @@ def observe_tests(request: dict, answer: str) -> None:
         observer = Observer(request, file)
         functions = {"observe": observer.observe, "catch": observer.catch, "vary": observer.vary}
         builtins.__dict__.update({f"__{name}__": function for name, function in functions.items()})
-        files = [f"{request['root']}/{path}" for path in request["files"]]
+        files = [argument_of(f"{request['root']}/{path}") for path in request["files"]]
         pytest.main([*_QUIET, *place, *files], plugins=[observer])
 
 

@@ -30,7 +30,7 @@ from ostinato.infra.sandbox.inside.integrity import (
     place_tests,
     take_snapshot,
 )
-from ostinato.infra.sandbox.inside.sources import MemoryFinder, read_options
+from ostinato.infra.sandbox.inside.sources import MemoryFinder, argument_of, read_options
 from ostinato.infra.sandbox.inside.test_runner import (
     CANARIES,
     CANARY,
@@ -153,9 +153,10 @@ class RunRequest:
         self.test_codes = TestCodes(ROOT, self._pristine_codes(codes))
         self.modules = frozenset(sys.modules)
         self._wanted = frozenset(place for test in request["tests"] for place in _places_of(test))
+        self._files = self._existing()
         self._paths = frozenset(
             folder
-            for place in self.places()
+            for place in self._files
             for folder in (place, *map(str, PurePath(place).parents))
         )
         sys.meta_path.insert(0, self.finder)
@@ -185,14 +186,18 @@ class RunRequest:
 
     def leads_to_test(self, path: str) -> bool:
         """Whether a path of the repository is a file to collect, or a folder above one."""
-        return self._is_search or path in self._paths or not path.startswith(ROOT + "/")
+        is_below = self._is_search and not self._files.isdisjoint(map(str, PurePath(path).parents))
+        return is_below or path in self._paths or not path.startswith(ROOT + "/")
 
     def places(self) -> list[str]:
-        """The existing files or folders to collect."""
+        """Arguments of pytest that hold the existing files or folders to collect."""
+        return sorted({*map(argument_of, self._files)})
+
+    def _existing(self) -> frozenset[str]:
         tests = (test.partition("::")[0] for test in self.request["tests"])
         wanted = self.request.get("collect") or tests
-        places = {os.path.join(ROOT, path) for path in wanted}
-        return sorted(filter(os.path.exists, places))
+        places = {os.path.normpath(os.path.join(ROOT, path)) for path in wanted}
+        return frozenset(filter(os.path.exists, places))
 
 
 class FreshRun:

@@ -133,6 +133,20 @@ def is_test_name(name: str, rules: str = "") -> bool:
     return any(name.startswith(item) or fnmatch.fnmatch(name, item) for item in patterns)
 
 
+def function_of(test: str) -> str:
+    """A test's id without its parameters. Brackets in the name of its file stay."""
+    path, separator, name = test.partition("::")
+    return f"{path}{separator}{name.partition('[')[0]}"
+
+
+def argument_of(test: str) -> str:
+    """A test's id or path as an argument of pytest, which takes the first bracket for parameters: for a path with
+    brackets, the nearest folder above them.
+    """
+    head, bracket, _ = test.partition("::")[0].partition("[")
+    return os.path.dirname(head) if bracket else test
+
+
 def _read(rules: str) -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:

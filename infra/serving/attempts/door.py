@@ -37,7 +37,9 @@ from ostinato.infra.serving.gateway.tenants import Spending, Tenants
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import Renderer
 
+MAX_REQUESTS = 64  # of one attempt at the same time, whether or not their bodies have arrived
 _MAX_REFUSAL_CHARACTERS = 300
+_WAIT_SECONDS = 1.0  # after which a client may send a request beyond those again
 
 
 class AttemptDoor:
@@ -100,13 +102,24 @@ class AttemptDoor:
         return time.time()
 
     def authenticate(self, authorization: str | None) -> Caller:
-        """The caller of the attempt that a key belongs to."""
+        """The caller of the attempt that a key belongs to. Counts the request as open until `_ReportResponses` sees its
+        end. ApiError beyond MAX_REQUESTS.
+        """
         scheme, _, key = (authorization or "").partition(" ")
         session = self._by_key.get(key.strip()) if scheme.lower() == "bearer" else None
         if session is None:
             raise ApiError(
                 401, "API key is missing, or its attempt is over", code="invalid_api_key"
             )
+        if session.num_requests >= MAX_REQUESTS:
+            raise ApiError(
+                429,
+                f"{session.num_requests} requests of this attempt are open, wanted fewer than {MAX_REQUESTS}; ask again "
+                "when one has ended",
+                code="rate_limit_exceeded",
+                retry_after_seconds=_WAIT_SECONDS,
+            )
+        session.num_requests += 1
         return session.caller
 
     async def _serve(self) -> None:
@@ -127,7 +140,7 @@ class AttemptDoor:
 
 
 class _ReportResponses:
-    """Middleware that reports each response to the session of its request."""
+    """Middleware that reports each response, and the end of its request, to the session of the request."""
 
     def __init__(self, app: ASGIApp, sessions: dict[str, AttemptSession]) -> None:
         self._app, self._sessions = app, sessions
@@ -140,14 +153,21 @@ class _ReportResponses:
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif message["type"] == "http.response.body" and status:
-                caller = scope.get("state", {}).get("caller")
-                session = None if caller is None else self._sessions.get(caller.name)
-                if session is not None:
+                if (session := self._session_of(scope)) is not None:
                     session.note_response(status, _read_refusal(message) if status >= 400 else "")
                 status = 0  # reported once
             await send(message)
 
-        await self._app(scope, receive, send_reported)
+        try:
+            await self._app(scope, receive, send_reported)
+        finally:
+            if (session := self._session_of(scope)) is not None:
+                session.num_requests -= 1
+
+    def _session_of(self, scope: Scope) -> AttemptSession | None:
+        """The session of an admitted request. None after the session's end."""
+        caller = scope.get("state", {}).get("caller")
+        return None if caller is None else self._sessions.get(caller.name)
 
 
 def _read_refusal(message: Message) -> str:

@@ -7,8 +7,8 @@ the program's requests for temperatures, seeds or log-probabilities are ignored.
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from weakref import WeakValueDictionary
 
 from ostinato.infra.agent.config import AgentRequest, HarnessConfig
@@ -29,6 +29,7 @@ MAX_REFUSED = 12  # refused requests in a row; clients send some of them three t
 MAX_WITHOUT_ANSWER = 300  # requests of any kind since the last answer
 _TOO_MANY = 429
 MAX_AT_ONCE = 16  # answers of one attempt that are sampled at the same time
+_LEAST_TOKENS = 64  # an answer reserves as many at once, where that many are free
 _WAIT_SECONDS = 1.0  # after which a client may ask again for an answer beyond those
 _STREAM_END_SECONDS = 2.0
 _WHOLE = (StopReason.STOP_TOKEN, StopReason.LENGTH)
@@ -51,6 +52,7 @@ class AttemptSession:
         self.ended = asyncio.Event()
         self.ending: tuple[EndReason, str] = (EndReason.FINISHED, "")
         self.last_refusal = ""  # since the last answer
+        self.num_requests = 0  # that are open
         self.is_context_full = False  # for the newest prompt
         self.engine_failure = ""  # of the newest answer; empty: it succeeded
         self._model, self._renderer, self._request = model, renderer, request
@@ -64,6 +66,8 @@ class AttemptSession:
         self._engine_sessions: list[str] = []
         self._num_started = self._num_refused = self._num_idle = 0
         self._num_beginning = 0  # requests whose prompts are being rendered
+        self._reserved_tokens = 0  # may still be sampled by the running generations
+        self._returned = asyncio.Event()  # when some of those are free again
 
     # --- called by the routes
 
@@ -101,6 +105,7 @@ class AttemptSession:
         answering.seed = self._request.seed + self._num_started
         answering.priority = self._request.priority
         answering.budget_tokens = min(answering.budget_tokens, left_tokens)
+        answering.reserve = self._reserve
         self._num_started += 1
         self._running[answering.interaction_id] = answering
         if not request.stream:
@@ -228,14 +233,12 @@ class AttemptSession:
 
     def _check_limits(self) -> int:
         """Tokens that are left. When turns or tokens are used up, the attempt ends with ApiError. Answers beyond
-        MAX_AT_ONCE, or beyond the turns that are left, are refused until others have ended. Answers that are sampled
-        at the same time may together exceed the limit of tokens.
+        MAX_AT_ONCE, or beyond the turns that are left, are refused until others have ended.
         """
-        sampled = sum(turn.record.generated_tokens for turn in self.graph.turns)
-        sampled += sum(len(answering.answer_ids) for answering in self._running.values())
+        left_tokens = self._left_tokens()
         if len(self.graph.turns) >= self._harness.max_turns:
             self.end(EndReason.TURN_LIMIT, "")
-        elif sampled >= self._harness.max_generated_tokens:
+        elif left_tokens <= 0:
             self.end(EndReason.TOKEN_LIMIT, "")
         self._refuse_after_end()
         num_running = len(self._running) + self._num_beginning
@@ -248,7 +251,28 @@ class AttemptSession:
                 code="rate_limit_exceeded",
                 retry_after_seconds=_WAIT_SECONDS,
             )
+        return left_tokens
+
+    def _left_tokens(self) -> int:
+        sampled = sum(turn.record.generated_tokens for turn in self.graph.turns)
+        sampled += sum(len(answering.answer_ids) for answering in self._running.values())
         return self._harness.max_generated_tokens - sampled
+
+    @asynccontextmanager
+    async def _reserve(self, most_tokens: int) -> AsyncIterator[int]:
+        """Reserves tokens for one generation: at most half of those that are free, since answers at the same time
+        share the limit. Waits while other generations hold the rest, which they may not need.
+        """
+        while (free := self._left_tokens() - self._reserved_tokens) <= 0 < self._reserved_tokens:
+            await self._returned.wait()
+        granted = max(0, min(most_tokens, free, max(free // 2, _LEAST_TOKENS)))
+        self._reserved_tokens += granted
+        try:
+            yield granted
+        finally:
+            self._reserved_tokens -= granted
+            self._returned.set()
+            self._returned = asyncio.Event()
 
     def _refuse_after_end(self) -> None:
         if self.ended.is_set():

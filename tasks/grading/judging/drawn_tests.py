@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.judging.blind_tests import (
     find_inherited,
@@ -144,7 +145,7 @@ def _blind_bases(
 
 
 def _draw(tests: Sequence[str], most: int, rng: random.Random) -> list[str]:
-    functions = list(dict.fromkeys(test.partition("[")[0] for test in tests))
+    functions = list(dict.fromkeys(function_of(test) for test in tests))
     return rng.sample(functions, min(most, len(functions)))
 
 

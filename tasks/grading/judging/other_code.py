@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ostinato.infra.platform.syntax import Defined, parse_once, walk_definitions
+from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.infra.sandbox.protocol import TestOutcome
 from ostinato.infra.sandbox.repository import PreparedRepository, module_of
 from ostinato.infra.sandbox.test_server import TestServer
@@ -62,7 +63,7 @@ async def find_suite_failures(
         report = await run(changed, passing, limit)
         # a test id may contain a time or an address, so it is missing only if its whole function is
         known = {
-            test.partition("[")[0]
+            function_of(test)
             for test, outcome in report.outcomes.items()
             if outcome is not TestOutcome.MISSING
         }
@@ -70,10 +71,7 @@ async def find_suite_failures(
             test
             for test in failing
             if test not in report.passed_ids
-            and (
-                report.outcomes[test] is not TestOutcome.MISSING
-                or test.partition("[")[0] not in known
-            )
+            and (report.outcomes[test] is not TestOutcome.MISSING or function_of(test) not in known)
         ]
         if not failing:
             return []

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.git import run_git
 from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.problems.breaking.definitions import read_names
 from ostinato.tasks.problems.config import Kind
@@ -117,7 +118,7 @@ class LeakCheck:
                     leaks.add(Leak("removed lines", "standard library"))
         for name in _own_names(problem, self._name_counts):
             leaks |= {Leak(f"name {name}", path) for path in places_of(name.encode())}
-        hidden = {test.partition("[")[0].rpartition("::")[2] for test in problem.hidden_tests}
+        hidden = {function_of(test).rpartition("::")[2] for test in problem.hidden_tests}
         for name in hidden:
             if self._name_counts[name] == 1:  # otherwise another test of that name may be found
                 leaks |= {Leak(f"hidden test {name}", path) for path in places_of(name.encode())}

@@ -1,7 +1,7 @@
 """Step checkpoints of a trainer, from which any number of ranks resumes exactly.
 
-Each folder of a work directory appears complete or not at all. Older ones are deleted after a newer one is complete. No
-rank holds more than its own shards and one whole tensor.
+Each folder of a work directory appears complete or not at all, and holds the number of its step. Older ones are deleted
+after a newer one is complete. No rank holds more than its own shards and one whole tensor.
 
     step-{step:08d}           checkpoint of the model; written last
     optimizer-{step:08d}      every rank's parts of the optimiser's state and of adapters, in Megatron's format
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from pydantic import Field
 
@@ -29,7 +30,6 @@ from ostinato.models.device import current_device
 from ostinato.models.flushing import put_all_back
 from ostinato.models.network.build import TrainerModel
 from ostinato.tasks.records import StageRecord
-from ostinato.tasks.reinforcement.learning.ranks import broadcast_from_first
 
 STEP, OPTIMIZER, REFERENCE = "step", "optimizer", "kl-reference"
 
@@ -70,6 +70,8 @@ class StepCheckpoints:
         self._machine = describe_machine(num_ranks)
         self._is_first = dist.get_rank() == 0
         self._group = writing_group()
+        # one on disk may come from steps that a kill lost, so only what was written or read here counts
+        self._kept_reference: int | None = None
 
     def save(
         self,
@@ -84,11 +86,11 @@ class StepCheckpoints:
         with boundary(StorageError, f"saving step {state.step} in {self.directory}"):
             if parts:
                 folder = self._folder(OPTIMIZER, state.step)
-                write_parts(folder, main_parts(parts), {}, self._group)
-            if reference is not None and state.reference_step is not None:
+                write_parts(folder, main_parts(parts), {"step": state.step}, self._group)
+            if reference is not None and state.reference_step not in (None, self._kept_reference):
                 folder = self._folder(REFERENCE, state.reference_step)
-                if not broadcast_from_first(folder.exists()):
-                    self.save_model(folder, reference, {})
+                self.save_model(folder, reference, {"step": state.reference_step})
+                self._kept_reference = state.reference_step
             metadata = state.model_dump() | {"computed_on": self._machine}
             self.save_model(final, model, metadata, adapter)
             if self._is_first and self._keep is not None:
@@ -129,12 +131,20 @@ class StepCheckpoints:
         ):
             checkpoint = open_checkpoint(directory)
             state = StepState.model_validate(checkpoint.metadata)
+            _require_step(directory, state.step, steps[-1], directory)
             parts = self._folder(OPTIMIZER, state.step)
-            if (state.has_optimizer or state.has_adapters) and not parts.is_dir():
-                raise StorageError(f"{parts} is missing, wanted it beside {directory.name}")
+            if state.has_optimizer or state.has_adapters:
+                if not parts.is_dir():
+                    raise StorageError(f"{parts} is missing, wanted it beside {directory.name}")
+                held = dist_checkpointing.load_common_state_dict(str(parts)).get("step")
+                _require_step(parts, held, state.step, directory)
             reference = None
             if state.reference_step is not None:
-                reference = open_checkpoint(self._folder(REFERENCE, state.reference_step))
+                folder = self._folder(REFERENCE, state.reference_step)
+                reference = open_checkpoint(folder)
+                held = reference.metadata.get("step")
+                _require_step(folder, held, state.reference_step, directory)
+                self._kept_reference = state.reference_step
         return LoadedStep(state, checkpoint, parts, reference)
 
     def _folder(self, kind: str, step: int) -> Path:
@@ -154,6 +164,15 @@ class StepCheckpoints:
         names = [path.name for path in self.directory.glob(f"{kind}-*")]
         found = (re.fullmatch(rf"{kind}-(\d{{8,}})", name) for name in names)
         return sorted(int(match.group(1)) for match in found if match)
+
+
+def _require_step(folder: Path, held: int | None, wanted: int, checkpoint: Path) -> None:
+    """`held`: number inside the folder, None without one. `checkpoint`: step checkpoint that needs the folder."""
+    if held != wanted:
+        raise StorageError(
+            f"{folder} holds step {held}, wanted {wanted}: it was copied, renamed or written by an older version; "
+            f"put the right folder there, or delete {checkpoint} to resume from an older step"
+        )
 
 
 def step_directory(directory: Path, step: int) -> Path:

@@ -84,7 +84,10 @@ async def place_edits(
         old, new = _replaced(place, calls[index].arguments["new"], at, imports)
         arguments = {"path": place.path, "old": old, "new": new}
         edit = call_from_texts(EDIT_FILE, arguments, catalogue_of(config))
-        placed[index] = replace(edit, note=place.note)
+        note = place.note
+        if imports:
+            note += f"\nadded imports to {place.path}: {'; '.join(imports)}"
+        placed[index] = replace(edit, note=note)
     return placed
 
 

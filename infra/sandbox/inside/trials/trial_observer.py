@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.infra.sandbox.inside.trials.perturbation import vary_value
 from ostinato.infra.sandbox.inside.trials.repeated_calls import KeptCalls
 from ostinato.infra.sandbox.inside.trials.watched_calls import WatchedCalls
@@ -70,7 +71,7 @@ class Observer:
         chosen = frozenset(self._request["chosen"])
         by_name: dict[str, list] = {}
         for item in items:
-            by_name.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            by_name.setdefault(function_of(item.nodeid), []).append(item)
         kept = []
         for name in sorted(by_name.keys() & set(self._request["tests"])):
             # Sorted by parameters, because the order of cases from a set depends on addresses.

@@ -9,8 +9,8 @@ completes a stop string, and its text ends before the string.
 
 import asyncio
 import codecs
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -85,6 +85,12 @@ class AnswerText:
         return 0
 
 
+@asynccontextmanager
+async def grant_all(most_tokens: int) -> AsyncIterator[int]:
+    """Grants the tokens that an answer asks for."""
+    yield most_tokens
+
+
 @dataclass(slots=True, weakref_slot=True)
 class Answering:
     """One answer in progress."""
@@ -106,6 +112,8 @@ class Answering:
     is_thought_open: bool  # by the prompt
     earlier: ChatHistory | None = None  # the chat that it continues
     priority: Priority = Priority.USER
+    # grants at most so many tokens, where answers share a limit; 0: none is left
+    reserve: Callable[[int], AbstractAsyncContextManager[int]] = grant_all
     answer_ids: list[int] = field(default_factory=list)
     likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     stop_reason: StopReason | None = None
@@ -137,7 +145,8 @@ class AnswerGenerator:
         """Yields after new tokens, at least every `ahead_tokens`. None: only at the end."""
         model = answering.arm.model
         async with self._locks.setdefault(answering.session_id, asyncio.Lock()):
-            if ahead_tokens is not None and isinstance(model, StreamingClient):
+            is_alone = answering.reserve is grant_all
+            if ahead_tokens is not None and is_alone and isinstance(model, StreamingClient):
                 pieces = self._by_token(answering, model)
             else:
                 pieces = self._in_slices(answering, ahead_tokens or answering.budget_tokens)
@@ -155,11 +164,15 @@ class AnswerGenerator:
         """Slices until a stop or the budget. The engine continues its own session."""
         while answering.stop_reason is None:
             left = answering.budget_tokens - len(answering.answer_ids)
-            request = self._engine_request(answering, min(slice_tokens, left))
-            generation = await answering.arm.model.generate(request)
-            if generation.stop_reason is StopReason.CANCELLED:
-                raise EngineError(f"generation {generation.request_id} was cancelled")
-            self._record(answering, generation, 0)
+            async with answering.reserve(min(slice_tokens, left)) as granted_tokens:
+                if not granted_tokens:
+                    answering.stop_reason = StopReason.LENGTH
+                    return
+                request = self._engine_request(answering, granted_tokens)
+                generation = await answering.arm.model.generate(request)
+                if generation.stop_reason is StopReason.CANCELLED:
+                    raise EngineError(f"generation {generation.request_id} was cancelled")
+                self._record(answering, generation, 0)
             is_spent = len(answering.answer_ids) >= answering.budget_tokens
             if answering.text.is_stopped:
                 return

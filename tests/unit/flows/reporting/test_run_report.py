@@ -71,13 +71,15 @@ def test_prefect_has_all_rows_and_the_console_the_headline_and_what_to_do_next(
     tmp_path: Path,
 ) -> None:
     controls = [ROW._replace(measure=f"control: {name}") for name in "ab"]
-    pretraining = ROW._replace(stage="pretraining", measure="held-out codebase perplexity")
-    cycle = ROW._replace(stage="cycle", measure="samples", before="")
+    pretraining = ROW._replace(stage="pretraining", measure="a new name", key="perplexity")
+    cycle = ROW._replace(stage="cycle", measure="samples", before="", key="cycle")
     rows = [ROW, pretraining, *[ROW._replace(measure=f"{at}") for at in range(20)]]
     report = RunReport(
         "title", ROW, controls, [], rows, [cycle], {}, [], {}, checkpoint="reinforced/toy@1"
     )
-    assert report.table == [one._asdict() for one in (*rows, *controls, cycle)]
+    shown = ("stage", "measure", "before", "after", "note")
+    wanted = [{name: one._asdict()[name] for name in shown} for one in (*rows, *controls, cycle)]
+    assert report.table == wanted
     text = io.StringIO()
     page = tmp_path / "report.html"
     print_report(report, page, Console(file=text, width=40))
@@ -88,7 +90,7 @@ def test_prefect_has_all_rows_and_the_console_the_headline_and_what_to_do_next(
         "",
         "control: a: 41.9%, RL 49.6%",
         "control: b: 41.9%, RL 49.6%",
-        "pretraining, held-out codebase perplexity: 41.9% -> 49.6%",
+        "pretraining, a new name: 41.9% -> 49.6%",
         "cycle, samples: 49.6%",
         "",
         f"report with all rows and plots: {page}",

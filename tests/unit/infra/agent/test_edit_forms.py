@@ -271,6 +271,15 @@ def test_imports_of_a_block_that_its_function_needs_are_added(before: str, after
     assert transcript.end_reason is EndReason.FINISHED
 
 
+def test_the_result_names_the_imports_that_were_added() -> None:
+    transcript, _ = attempt("whole_function", IMPORTING, "Done.", files={"core.py": OLD.encode()})
+    added = "added imports to core.py: import os, re; from typing import Optional"
+    assert added in transcript.turns[0].results[0]
+    defined = {"core.py": ("import os, re\nOptional = 1\n" + OLD).encode()}
+    transcript, _ = attempt("whole_function", IMPORTING, "Done.", files=defined)
+    assert "added imports" not in transcript.turns[0].results[0]
+
+
 def test_blocks_of_one_file_share_their_imports() -> None:
     other = "```python\nimport re\n\ndef other():\n    return re.compile('')\n```\n"
     before = OLD + "\n\ndef other():\n    pass\n"

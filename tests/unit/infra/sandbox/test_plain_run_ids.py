@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import CALL_ROOT, run_call_program
+from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.infra.sandbox.plain_run import run_plainly
 from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer
@@ -104,6 +105,45 @@ def test_any_ids_keep_their_outcomes(
     tmp_path_factory: pytest.TempPathFactory, ids: list[str]
 ) -> None:
     check_ids(tmp_path_factory.mktemp("ids"), ids)
+
+
+def test_brackets_in_the_name_of_a_file_or_folder_are_none_of_a_parameter(tmp_path: Path) -> None:
+    places = ("tests/test_[a].py", "tests/[b]/test_]c[.py", "tests/test_plain.py")
+    for place in places:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(BODY.format(ids=json.dumps(["x", "[y]"])))
+    (tmp_path / "tests/test_broken.py").write_text("raise ImportError('is not asked for')\n")
+    repository = write_package(tmp_path, SOURCE, BODY.format(ids=json.dumps(["x"])))
+
+    async def run() -> None:
+        server = TestServer(repository)
+        try:
+            await server.start()
+            mine = [test for test in server.tests if test.startswith(places)]
+            assert len(mine) == 2 * len(places)
+            for ids in (mine, mine[1:2], [f"{places[0]}::test_one[x]"]):
+                for report in (
+                    await server.run({}, ids, 60.0),
+                    await run_plainly(repository, {}, ids, 10.0),
+                ):
+                    wanted = [WANTED["[[y]]" in test] for test in ids]
+                    assert (list(report.outcomes.values()), report.tampering) == (wanted, "")
+        finally:
+            await server.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("test", "function"),
+    [
+        ("tests/test_[a].py::Test::test_b[x::y[z]]", "tests/test_[a].py::Test::test_b"),
+        ("tests/test_a.py::test_b[x]", "tests/test_a.py::test_b"),
+        ("tests/test_[a].py", "tests/test_[a].py"),
+    ],
+)
+def test_the_function_of_an_id_keeps_the_name_of_its_file(test: str, function: str) -> None:
+    assert function_of(test) == function
 
 
 def test_more_ids_than_a_command_line_holds(tmp_path: Path) -> None:

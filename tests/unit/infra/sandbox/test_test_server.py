@@ -441,3 +441,35 @@ def test_box_of_a_run_that_was_given_up_gets_no_other(runner, wordkit):
     assert runner.run(give_up())["outcomes"] == {
         "tests/test_counting.py::test_count_words": "passed"
     }
+
+
+@pytest.mark.parametrize(
+    ("tests_may_write", "wanted"),
+    [
+        (False, {"CAP_SYS_ADMIN", "CAP_NET_ADMIN"}),
+        (True, {"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_DAC_OVERRIDE"}),
+    ],
+)
+def test_the_server_of_a_box_has_only_the_capabilities_that_its_runs_need(
+    runner, wordkit, monkeypatch: pytest.MonkeyPatch, tests_may_write: bool, wanted: set[str]
+):
+    numbers = {"CAP_DAC_OVERRIDE": 1, "CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+    held: list[int] = []
+
+    class Noted(BoxProcess):
+        def kill(self) -> None:
+            status = Path(f"/proc/{self.process_id}/status").read_text()
+            held.append(int(status.split("CapEff:")[1].split()[0], 16))
+            super().kill()
+
+    monkeypatch.setattr(fresh_runs, "BoxProcess", Noted)
+    server = TestServer(wordkit, tests_may_write=tests_may_write)
+    writes = b"from pathlib import Path\nPath('/repo/written').write_text('')\n"
+    path = "wordkit/__init__.py"
+    try:
+        changed = {path: wordkit.files[path] + b"\n" + writes}
+        report = runner.run(server.run(changed, ["tests/test_counting.py::test_count_words"]))
+        assert report.passed == tests_may_write
+    finally:
+        runner.run(server.close())
+    assert held == [sum(1 << numbers[name] for name in wanted)]

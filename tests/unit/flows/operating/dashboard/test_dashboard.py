@@ -1,20 +1,31 @@
 """The dashboard's data are those of the home, and its server tells them to this machine alone."""
 
 import json
+import os
+import tempfile
 from pathlib import Path
 
 import httpx2
 import pytest
 from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from ostinato.flows.operating.dashboard.runs import MAX_STEPS, RunPage, read_run
 from ostinato.flows.operating.dashboard.server import build_app
 from ostinato.flows.operating.dashboard.snapshot import SnapshotReader
 from ostinato.flows.recipe_differences import RECIPE_FILE
 from ostinato.infra.platform.cluster.services import find_free_port
-from ostinato.infra.platform.cluster.workspace import REQUEST, ProgressWriter, make_envelope
+from ostinato.infra.platform.cluster.workspace import (
+    METRICS,
+    REQUEST,
+    ProgressWriter,
+    make_envelope,
+)
 from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
+from ostinato.infra.platform.telemetry import MetricsLog, read_metrics
 from tests.fakes.open_canary import open_canary
 from tests.fakes.trained_home import NUM_STEPS, add_attempts, fill_home, note_start
 
@@ -81,6 +92,59 @@ def test_long_curves_are_thinned_to_their_last_point(tmp_path: Path) -> None:
     steps, losses = curve.series["loss"]
     assert MAX_STEPS / 2 < len(steps) <= MAX_STEPS
     assert losses[-1] == 3 * MAX_STEPS + 1
+
+
+def _read_bytes() -> int:
+    """Bytes that this process has read so far."""
+    return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
+
+
+def test_an_update_reads_appended_lines_and_those_that_it_draws(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "toy-seed0" / "pretrained-aa"
+    directory.mkdir(parents=True)
+    log = MetricsLog(directory / METRICS)
+    for step in range(30 * MAX_STEPS):
+        log.append(step, {"loss": 1.0})
+    read_run(directory)
+    log.append(30 * MAX_STEPS, {"loss": 2.0})
+    before = _read_bytes()
+    [curve] = read_run(directory).curves
+    assert curve.series["loss"][1][-1] == 2.0
+    assert _read_bytes() - before < log.path.stat().st_size / 10
+
+
+CHANGES = ("append", "torn line", "repeated step", "shortened", "replaced", "written anew", "gone")
+
+
+@examples(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(1, 5)), max_size=12))
+def test_an_update_shows_what_the_file_holds_now(changes: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        directory = Path(home, "runs", "toy-seed0", "pretrained-aa")
+        path, step = directory / METRICS, 0
+        directory.mkdir(parents=True)
+        for number, (change, count) in enumerate([("append", 3), *changes]):
+            if change in ("replaced", "written anew", "gone"):
+                kept = path.with_name("earlier")  # keeps the inode in use
+                path.rename(kept) if change == "replaced" and path.exists() else None
+                path.write_bytes(b"") if change == "written anew" else path.unlink(missing_ok=True)
+                step = 0
+            if change == "shortened" and path.exists():
+                os.truncate(path, path.stat().st_size * count // 6)
+            if change == "repeated step":
+                step = max(0, step - count)
+            for _ in range(count if change not in ("shortened", "gone") else 0):
+                step += 1
+                log = MetricsLog(path)
+                log.append(step, {"loss": float(10 * number + step)})
+                log.close()
+            if change == "torn line":
+                with path.open("ab") as file:
+                    file.write(b'{"step":')
+            shown = [curve.series["loss"] for curve in read_run(directory).curves]
+            rows = [row for row in read_metrics(path) if "loss" in row]
+            wanted = ([row["step"] for row in rows], [row["loss"] for row in rows])
+            assert [tuple(map(list, series)) for series in shown] == ([wanted] if rows else [])
 
 
 async def test_a_run_has_its_plots_settings_and_attempts(tmp_path: Path) -> None:

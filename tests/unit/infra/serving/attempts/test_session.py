@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.infra.agent.transcript import EndReason, Transcript
+from ostinato.infra.platform.errors import EngineError
 from ostinato.infra.serving.attempts.session import MAX_AT_ONCE
 from ostinato.infra.serving.gateway.failures import ApiError
 from ostinato.infra.serving.gateway.schemas import ChatMessage
@@ -23,6 +24,7 @@ from tests.fakes.client_sessions import (
     play,
     prefixes,
     said,
+    to_end,
 )
 
 
@@ -163,6 +165,59 @@ def test_answers_at_once_are_limited_and_others_may_ask_again(max_turns: int, at
     assert not session.ended.is_set()
     assert len(session.graph.turns) == at_once
     check_exact(model, ended(session))
+
+
+@pytest.mark.parametrize("is_stream", [True, False], ids=["streams", "whole"])
+def test_answers_at_once_together_use_the_limit_of_tokens_and_no_more(is_stream: bool) -> None:
+    async def run() -> None:
+        answerings = [
+            await begin(session, [said("user", f"it is said {number}")], stream=is_stream)
+            for number in range(6)
+        ]
+        await asyncio.gather(*(to_end(session, answering) for answering in answerings))
+        with pytest.raises(ApiError):
+            await begin(session, [said("user", "again")])
+
+    model = Sampler(StopReason.LENGTH)
+    session = open_session(model, max_generated_tokens=1000)
+    asyncio.run(run())
+    assert model.num_sampled == 1000
+    assert session.ending[0] is EndReason.TOKEN_LIMIT
+    check_exact(model, ended(session))
+
+
+def test_answers_at_once_that_need_few_tokens_are_all_whole() -> None:
+    async def run() -> None:
+        model.wait = asyncio.Event()
+        asked = [
+            asyncio.create_task(begin(session, [said("user", f"it is said {number}")]))
+            for number in range(12)
+        ]
+        pending = [asyncio.create_task(session.answer(one)) for one in await asyncio.gather(*asked)]
+        await asyncio.sleep(0.05)
+        model.wait.set()
+        finished = await asyncio.gather(*pending)
+        assert [one.finish_reason for one in finished] == ["stop"] * 12
+
+    model = Sampler()
+    session = open_session(model, max_generated_tokens=80)  # 12 answers of at most 5 tokens
+    asyncio.run(run())
+    assert len(session.graph.turns) == 12
+    assert not session.ended.is_set()
+    check_exact(model, ended(session))
+
+
+def test_tokens_of_an_answer_that_failed_are_free_again() -> None:
+    async def run() -> None:
+        model.failures = 1
+        with pytest.raises(EngineError):
+            await to_end(session, await begin(session, [said("user", "a user asks")]))
+        await to_end(session, await begin(session, [said("user", "a user asks")]))
+
+    model = Sampler(StopReason.LENGTH)
+    session = open_session(model, max_generated_tokens=1000)
+    asyncio.run(run())
+    assert model.num_sampled == 1000
 
 
 def test_streams_that_never_start_hold_no_place() -> None:

@@ -286,6 +286,41 @@ def test_trainer_refuses_a_step_of_another_optimiser(tmp_path, start) -> None:
         open_trainer(request.model_copy(update={"config": config}))
 
 
+@pytest.mark.parametrize("kind", ["step", "optimizer", "kl-reference"])
+def test_trainer_refuses_a_folder_that_holds_another_step(tmp_path, start, kind) -> None:
+    request = make_request(tmp_path, start, kl_coefficient=0.1, kl_refresh_steps=1)
+    trainer = open_trainer(request)
+    for seed in range(2):
+        trainer.step(batch(seed))
+        trainer.save()
+    numbers = (0, 1) if kind == "kl-reference" else (1, 2)
+    older, newer = (Path(request.work_directory) / f"{kind}-{number:08d}" for number in numbers)
+    assert open_trainer(request).steps_taken == 2
+    shutil.rmtree(newer)
+    shutil.copytree(older, newer)
+    wanted = rf"{newer.name} holds step {numbers[0]}, wanted {numbers[1]}.*delete \S*step-00000002"
+    with pytest.raises(StorageError, match=wanted):
+        open_trainer(request)
+
+
+def test_trainer_killed_before_the_marker_replaces_the_reference_of_the_lost_steps(
+    tmp_path, start
+) -> None:
+    request = make_request(tmp_path, start, kl_coefficient=0.1, kl_refresh_steps=2)
+    first = open_trainer(request)
+    first.step(batch(0))
+    first.save()
+    for seed in (1, 2):
+        first.step(batch(seed))
+    shutil.rmtree(first.save())
+    second = open_trainer(request)
+    second.step(batch(3))
+    wanted = second.export_weights()
+    second.step(batch(4))
+    second.save()
+    assert equal(load_checkpoint(tmp_path / "work" / "kl-reference-00000002").weights, wanted)
+
+
 def test_trainer_without_samples_is_an_error(tmp_path, start) -> None:
     with pytest.raises(TrainingError, match="no samples"):
         open_trainer(make_request(tmp_path, start)).step([])
