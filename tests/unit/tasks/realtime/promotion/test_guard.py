@@ -7,13 +7,15 @@ from pydantic import ValidationError
 from ostinato.infra.platform.ledger.rows import FeedbackRow, InteractionRow
 from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.realtime.promotion.guard import (
-    CANDIDATE,
-    CONTROL,
     Advice,
-    ArmObservation,
     compare_arms,
     detectable_difference,
     judge_canary,
+)
+from ostinato.tasks.realtime.promotion.observations import (
+    CANDIDATE,
+    CONTROL,
+    ArmObservation,
     observe,
     settled,
 )
