@@ -45,7 +45,7 @@ def _worse(measure: str) -> Population:
 EQUAL = {
     "equal, nobody is known": Population(known=0.0),
     "equal": Population(),
-    "equal, users alike": Population(alike=0.0),
+    "equal, users do not differ": Population(alike=0.0),
     "equal, 5 % of judgements late": Population(late=0.05),
     "equal, half of the users' past false": Population(false_past=0.5),
 }
@@ -164,7 +164,7 @@ def _widths(canary: CanaryConfig, chance: np.random.Generator) -> tuple[float, f
     found = []
     for groups in (world.groups, UserGroups()):
         arms = sessions.of_arms("edit_judged", groups)
-        interval = compare_shares("edit_judged", *arms, 0.01, worse="less").difference
+        interval = compare_shares("edit_judged", arms, 0.01, worse="less").difference
         assert interval is not None
         found.append(interval[1] - interval[0])
     return found[0], found[1]
@@ -177,4 +177,4 @@ def _shows(
     world = World(population, chance)
     seen = world.sessions(round(sessions / canary.share))
     arms = seen.of_arms("edit_judged", world.groups if known else UserGroups())
-    return compare_shares("edit_judged", *arms, level, worse="less").p_value <= level
+    return compare_shares("edit_judged", arms, level, worse="less").p_value <= level

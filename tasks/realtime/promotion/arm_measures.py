@@ -51,101 +51,68 @@ class ArmValues:
     groups_S: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class _Estimate:
-    """An estimate with both ends of its interval."""
-
-    value: float
-    low: float
-    high: float
+_Arms = Sequence[ArmValues]  # control, candidate
+_Estimate = tuple[float, float, float]  # with both ends of its interval
 
 
 def compare_shares(
-    name: str,
-    control: ArmValues,
-    candidate: ArmValues,
-    significance: float,
-    *,
-    worse: Literal["less", "greater"],
+    name: str, arms: _Arms, significance: float, *, worse: Literal["less", "greater"]
 ) -> ArmMeasure:
     """Compares shares of sessions. Values are 0 or 1."""
-    weights = _weights(control, candidate)
-    before, after = (
+    estimates = [
         _share_of(arm, weights_S, significance)
-        for arm, weights_S in zip((control, candidate), weights, strict=True)
-    )
-    return ArmMeasure(
-        name=name,
-        control=before.value if len(control.values_S) else 0.0,
-        candidate=after.value if len(candidate.values_S) else 0.0,
-        control_count=len(control.values_S),
-        candidate_count=len(candidate.values_S),
-        num_groups=_count_common(control, candidate),
-        difference=_difference(before, after),
-        p_value=_exact_p_value(control, candidate, worse),
-        worse=False,
-    )
+        for arm, weights_S in zip(arms, _weights(arms), strict=True)
+    ]
+    return _measure(name, arms, estimates, _exact_p_value(arms, worse))
 
 
-def compare_medians(
-    name: str, control: ArmValues, candidate: ArmValues, significance: float, *, growth: float
-) -> ArmMeasure:
+def compare_medians(name: str, arms: _Arms, significance: float, *, growth: float) -> ArmMeasure:
     """Compares medians. A rise of the median below the factor `growth` gets p = 1."""
-    p_value, medians, interval = 1.0, (0.0, 0.0), None
-    if len(control.values_S) and len(candidate.values_S):
-        weights = _weights(control, candidate)
-        before, after = (
+    estimates, p_value = [(0.0, -math.inf, math.inf)] * 2, 1.0
+    if all(len(arm.values_S) for arm in arms):
+        estimates = [
             _median_of(arm, weights_S, significance)
-            for arm, weights_S in zip((control, candidate), weights, strict=True)
-        )
-        medians, interval = (before.value, after.value), _difference(before, after)
-        if after.value > growth * before.value:
-            aligned = _aligned(control, candidate)
-            test = scipy.stats.mannwhitneyu(aligned[1], aligned[0], alternative="greater")
+            for arm, weights_S in zip(arms, _weights(arms), strict=True)
+        ]
+        if estimates[1][0] > growth * estimates[0][0]:
+            control, candidate = _aligned(arms)
+            test = scipy.stats.mannwhitneyu(candidate, control, alternative="greater")
             p_value = float(test.pvalue)
+    return _measure(name, arms, estimates, p_value)
+
+
+def _measure(name: str, arms: _Arms, estimates: Sequence[_Estimate], p_value: float) -> ArmMeasure:
+    sizes = [len(arm.values_S) for arm in arms]
+    values = [estimate[0] if size else 0.0 for estimate, size in zip(estimates, sizes, strict=True)]
     return ArmMeasure(
         name=name,
-        control=medians[0],
-        candidate=medians[1],
-        control_count=len(control.values_S),
-        candidate_count=len(candidate.values_S),
-        num_groups=_count_common(control, candidate),
-        difference=interval,
+        control=values[0],
+        candidate=values[1],
+        control_count=sizes[0],
+        candidate_count=sizes[1],
+        num_groups=max(1, int((_counts(arms) > 0).all(axis=0).sum())),
+        difference=_difference(*estimates),
         p_value=p_value,
         worse=False,
     )
 
 
-def _counts(control: ArmValues, candidate: ArmValues) -> np.ndarray:
+def _counts(arms: _Arms) -> np.ndarray:
     """Sessions of both arms by group: 2 x G."""
-    num_groups = 1 + max(
-        (int(arm.groups_S.max()) for arm in (control, candidate) if len(arm.groups_S)), default=0
-    )
-    return np.array(
-        [np.bincount(arm.groups_S, minlength=num_groups) for arm in (control, candidate)]
-    )
+    num_groups = 1 + max(int(arm.groups_S.max(initial=0)) for arm in arms)
+    return np.array([np.bincount(arm.groups_S, minlength=num_groups) for arm in arms])
 
 
-def _count_common(control: ArmValues, candidate: ArmValues) -> int:
-    return max(1, int((_counts(control, candidate) > 0).all(axis=0).sum()))
-
-
-def _weights(control: ArmValues, candidate: ArmValues) -> list[np.ndarray]:
+def _weights(arms: _Arms) -> list[np.ndarray]:
     """Weights of each arm's sessions, of sum 1, that give both arms the same mix of groups: that of Mantel and
     Haenszel, which leaves out a group that one arm lacks. They depend on nothing that a user did in the canary.
     """
-    counts_AG = _counts(control, candidate)
+    counts_AG = _counts(arms)
     mix_G = counts_AG.prod(axis=0) / np.maximum(1, counts_AG.sum(axis=0))
     if not mix_G.any():
-        return [
-            np.full(len(arm.values_S), 1 / max(1, len(arm.values_S)))
-            for arm in (control, candidate)
-        ]
+        return [np.full(len(arm.values_S), 1 / max(1, len(arm.values_S))) for arm in arms]
     weights_AG = mix_G / mix_G.sum() / np.maximum(1, counts_AG)
-    return [
-        weights_G[arm.groups_S]
-        for arm, weights_G in zip((control, candidate), weights_AG, strict=True)
-    ]
+    return [weights_G[arm.groups_S] for arm, weights_G in zip(arms, weights_AG, strict=True)]
 
 
 def _effective_sessions(
@@ -171,10 +138,10 @@ def _effective_sessions(
 def _share_of(arm: ArmValues, weights_S: np.ndarray, significance: float) -> _Estimate:
     """A share with Wilson's interval. Without trials every share is possible."""
     if not len(arm.values_S):
-        return _Estimate(0.5, 0.0, 1.0)
+        return 0.5, 0.0, 1.0
     share = min(1.0, float(weights_S @ arm.values_S))
     size = _effective_sessions(arm.values_S, arm.groups_S, weights_S)
-    return _Estimate(share, *wilson_interval(share, size, confidence=1 - significance))
+    return share, *wilson_interval(share, size, confidence=1 - significance)
 
 
 def _median_of(arm: ArmValues, weights_S: np.ndarray, significance: float) -> _Estimate:
@@ -195,23 +162,19 @@ def _median_of(arm: ArmValues, weights_S: np.ndarray, significance: float) -> _E
     size = int(_effective_sessions(below_S, arm.groups_S, weights_S) + 1e-9)
     rank = int(scipy.stats.binom.ppf(significance / 2, size, 0.5))
     if rank < 1:
-        return _Estimate(median, -math.inf, math.inf)
-    return _Estimate(median, lowest(rank / size), highest(rank / size))
+        return median, -math.inf, math.inf
+    return median, lowest(rank / size), highest(rank / size)
 
 
-def _exact_p_value(
-    control: ArmValues, candidate: ArmValues, worse: Literal["less", "greater"]
-) -> float:
+def _exact_p_value(arms: _Arms, worse: Literal["less", "greater"]) -> float:
     """Fisher's exact test within groups (Mehta, Patel and Gray, JASA 80, 1985): the probability of at most, or at least,
     the candidate's successes if each group's were assigned to the arms at random. Valid at any size.
     """
-    counts_AG = _counts(control, candidate)
+    counts_AG = _counts(arms)
+    size = counts_AG.shape[1]
     successes_AG = np.array(
-        [
-            np.bincount(arm.groups_S, arm.values_S, minlength=counts_AG.shape[1])
-            for arm in (control, candidate)
-        ]
-    ).astype(int)
+        [np.bincount(arm.groups_S, arm.values_S, size).astype(int) for arm in arms]
+    )
     random, least = np.ones(1), 0
     for trials_A, successes_A in zip(counts_AG.T, successes_AG.T, strict=True):
         both = int(successes_A.sum())
@@ -225,24 +188,24 @@ def _exact_p_value(
     return min(1.0, float((random[: place + 1] if worse == "less" else random[place:]).sum()))
 
 
-def _aligned(control: ArmValues, candidate: ArmValues) -> tuple[np.ndarray, np.ndarray]:
+def _aligned(arms: _Arms) -> tuple[np.ndarray, np.ndarray]:
     """Logarithms of the values less the median of their group in both arms (Hodges and Lehmann, Ann. Math. Stat. 33,
     1962). A rank test of them is valid, since the medians do not depend on which arm answered whom.
     """
-    values = np.log1p(np.concatenate([control.values_S, candidate.values_S]))
-    groups = np.concatenate([control.groups_S, candidate.groups_S])
+    values = np.log1p(np.concatenate([arm.values_S for arm in arms]))
+    groups = np.concatenate([arm.groups_S for arm in arms])
     for group in np.unique(groups):
         values[groups == group] -= np.median(values[groups == group])
-    return values[: len(control.values_S)], values[len(control.values_S) :]
+    return values[: len(arms[0].values_S)], values[len(arms[0].values_S) :]
 
 
 def _difference(before: _Estimate, after: _Estimate) -> tuple[float, float] | None:
     """Interval of the difference of two independent estimates, from their own (Newcombe, Statistics in Medicine 17, 1998,
     method 10). None if it is infinite.
     """
-    difference = after.value - before.value
-    low = difference - math.hypot(after.value - after.low, before.high - before.value)
-    high = difference + math.hypot(after.high - after.value, before.value - before.low)
+    difference = after[0] - before[0]
+    low = difference - math.hypot(after[0] - after[1], before[2] - before[0])
+    high = difference + math.hypot(after[2] - after[0], before[0] - before[1])
     return (low, high) if math.isfinite(high - low) else None
 
 

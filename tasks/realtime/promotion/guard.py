@@ -10,7 +10,7 @@ both arms. The guard only advises; serving_line.py changes the champion.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from enum import StrEnum
 
 import numpy as np
@@ -157,12 +157,8 @@ def _first_sufficient(
     sessions: dict[str, set[str]] = {CONTROL: set(), CANDIDATE: set()}
     reported = {name: {CONTROL: set[str](), CANDIDATE: set[str]()} for name in REPORTED}
     for number, seen in enumerate(observations):
-        if min(map(len, sessions.values())) >= config.minimum_sessions:
-            counts = {
-                name: [len(found) for found in arms.values()] for name, arms in reported.items()
-            }
-            if not _find_unreported(counts, config):
-                return list(observations[:number])
+        if not _find_missing(sessions, reported, config):
+            return list(observations[:number])
         sessions[seen.arm].add(seen.session_id)
         for name, field in REPORTED.items():
             if getattr(seen, field) is not None:
@@ -170,15 +166,26 @@ def _first_sufficient(
     return list(observations)
 
 
-def _find_unreported(counts: dict[str, list[int]], config: GuardConfig) -> str:
-    """The first measure with too few sessions of an arm. Of those that not every client reports, only one that the other
-    arm has: an arm that falls silent must not pass for one that is as good. Empty: there is none.
+def _find_missing(
+    sessions: Mapping[str, Sized], reported: Mapping[str, Mapping[str, Sized]], config: GuardConfig
+) -> str:
+    """Why arms cannot be compared yet. Of the measures that not every client reports, both arms need enough sessions once
+    one arm has: an arm that falls silent must not pass for one that is as good. Empty: they can be compared.
     """
-    wanted = config.minimum_judged_sessions
-    for name, found in counts.items():
-        if min(found) < wanted and (name == "edit_kept" or max(found) >= wanted):
-            return name
-    return ""
+    control, candidate = len(sessions[CONTROL]), len(sessions[CANDIDATE])
+    wanted, what = config.minimum_sessions, ""
+    if min(control, candidate) >= wanted:
+        wanted = config.minimum_judged_sessions
+        for name, found in reported.items():
+            control, candidate = len(found[CONTROL]), len(found[CANDIDATE])
+            if min(control, candidate) < wanted and (
+                name == "edit_kept" or max(control, candidate) >= wanted
+            ):
+                what = "edits kept or reverted in " if name == "edit_kept" else f"{name} in "
+                break
+        else:
+            return ""
+    return f"{what}{control} control and {candidate} candidate sessions, wanted {wanted} each"
 
 
 def find_mismatch(
@@ -200,11 +207,8 @@ def find_mismatch(
             of = f" of users in group {group} by {measure}"
             found[of] = (num_candidate, num_candidate + counts[group, CONTROL])
     successes, trials = np.array(list(found.values())).T
-    at_most, at_least = (
-        scipy.stats.binom.cdf(successes, trials, share),
-        scipy.stats.binom.sf(successes - 1, trials, share),
-    )
-    p_values = 2 * np.minimum(at_most, at_least)
+    binomial = scipy.stats.binom(trials, share)
+    p_values = 2 * np.minimum(binomial.cdf(successes), binomial.sf(successes - 1))
     p_values[1:] *= max(1, len(found) - 1)  # Bonferroni's correction
     for (name, (num_candidate, num_sessions)), p_value in zip(found.items(), p_values, strict=True):
         if p_value < significance:
@@ -219,30 +223,26 @@ def compare_arms(
     observations: Sequence[ArmObservation], config: GuardConfig, groups: UserGroups = _NO_GROUPS
 ) -> GuardReport:
     """Compares the sessions of the candidate arm with those of control."""
-    arms = [
-        sessions_of([seen for seen in observations if seen.arm == name])
+    arms = {
+        name: sessions_of([seen for seen in observations if seen.arm == name])
         for name in (CONTROL, CANDIDATE)
-    ]
-    missing = _find_missing(arms, config)
+    }
+    reported = {
+        name: {arm: _having(sessions, field) for arm, sessions in arms.items()}
+        for name, field in REPORTED.items()
+    }
+    missing = _find_missing(arms, reported, config)
     if missing:
         return GuardReport(advice=Advice.WAIT, reason=missing, measures=())
     measures = [
-        compare_shares(
-            name, *_values(arms, field, groups.of(name)), config.significance, worse=worse
-        )
-        for name, (field, worse) in SHARES.items()
+        compare_shares(name, _values(arms, name, groups), config.significance, worse=worse)
+        for name, (_, worse) in SHARES.items()
     ]
-    measures += [
-        compare_medians(
-            name,
-            *_values(arms, name, groups.of(name)),
-            config.significance,
-            growth=getattr(config, growth),
-        )
-        for name, growth in MEDIANS.items()
-    ]
-    reported = [measure for measure in measures if measure.control_count or measure.candidate_count]
-    corrected = correct_by_holm(reported, config.significance)
+    for name, setting in MEDIANS.items():
+        values, growth = _values(arms, name, groups), getattr(config, setting)
+        measures.append(compare_medians(name, values, config.significance, growth=growth))
+    present = [measure for measure in measures if measure.control_count or measure.candidate_count]
+    corrected = correct_by_holm(present, config.significance)
     worse = [measure for measure in corrected if measure.worse]
     figures = "; ".join(_describe(measure) for measure in (worse or corrected))
     if any(measure.num_groups > 1 for measure in measures):
@@ -251,28 +251,6 @@ def compare_arms(
         advice=Advice.ROLL_BACK if worse else Advice.FINE,
         reason=("worse: " if worse else "not worse: ") + figures,
         measures=corrected,
-    )
-
-
-def _find_missing(arms: Sequence[Sequence[ArmObservation]], config: GuardConfig) -> str:
-    """Why the arms cannot be compared yet. Empty: they can."""
-    control, candidate = (len(arm) for arm in arms)
-    if min(control, candidate) < config.minimum_sessions:
-        return (
-            f"{control} control and {candidate} candidate sessions, "
-            f"wanted {config.minimum_sessions} each"
-        )
-    counts = {
-        name: [sum(getattr(seen, field) is not None for seen in arm) for arm in arms]
-        for name, field in REPORTED.items()
-    }
-    name = _find_unreported(counts, config)
-    if not name:
-        return ""
-    what = "edits kept or reverted" if name == "edit_kept" else name
-    return (
-        f"{what} in {counts[name][0]} control and {counts[name][1]} candidate sessions, "
-        f"wanted {config.minimum_judged_sessions} each"
     )
 
 
@@ -285,21 +263,18 @@ def _describe(measure: ArmMeasure) -> str:
     )
 
 
+def _having(sessions: Sequence[ArmObservation], field: str) -> list[ArmObservation]:
+    return [seen for seen in sessions if getattr(seen, field) is not None]
+
+
 def _values(
-    arms: Sequence[Sequence[ArmObservation]], field: str, group_of: dict[str, int]
+    arms: Mapping[str, Sequence[ArmObservation]], measure: str, groups: UserGroups
 ) -> list[ArmValues]:
-    found = [
-        [
-            (value, group_of.get(seen.user, 0))
-            for seen in arm
-            if (value := getattr(seen, field)) is not None
-        ]
-        for arm in arms
-    ]
+    field, group_of = SHARES.get(measure, (measure,))[0], groups.of(measure)
     return [
         ArmValues(
-            np.array([value for value, _ in arm], dtype=float),
-            np.array([group for _, group in arm], dtype=int),
+            np.array([getattr(seen, field) for seen in sessions], dtype=float),
+            np.array([group_of.get(seen.user, 0) for seen in sessions], dtype=int),
         )
-        for arm in found
+        for sessions in (_having(arms[name], field) for name in (CONTROL, CANDIDATE))
     ]

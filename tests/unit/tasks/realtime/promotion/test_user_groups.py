@@ -45,8 +45,8 @@ def measured(
 ) -> ArmMeasure:
     arms = sessions.of_arms(name, groups)
     if name in MEDIANS:
-        return compare_medians(name, *arms, significance, growth=1.25)
-    return compare_shares(name, *arms, significance, worse=SHARES[name][1])
+        return compare_medians(name, arms, significance, growth=1.25)
+    return compare_shares(name, arms, significance, worse=SHARES[name][1])
 
 
 @pytest.mark.parametrize("group", [0, 3])
@@ -57,7 +57,7 @@ def test_one_group_is_fishers_exact_test(
     arms = values(*control, group), values(*candidate, group)
     table = [[of, all_of - of] for of, all_of in (candidate, control)]
     for worse in ("less", "greater"):
-        found = compare_shares("edit_kept", *arms, 0.05, worse=worse)
+        found = compare_shares("edit_kept", arms, 0.05, worse=worse)
         assert found.p_value == pytest.approx(stats.fisher_exact(table, worse).pvalue)
         assert (found.control, found.candidate) == (
             control[0] / control[1],
@@ -74,16 +74,18 @@ def test_p_value_within_groups_is_that_of_all_assignments() -> None:
         for first in itertools.combinations([1, 1, 1, 1, 0], 2)
         for second in itertools.combinations([1, 0, 0, 0, 0, 0], 3)
     ]
-    found = compare_shares("edit_kept", control, candidate, 0.05, worse="less")
+    found = compare_shares("edit_kept", (control, candidate), 0.05, worse="less")
     assert found.p_value == pytest.approx(np.mean([total <= 1 for total in drawn]))
-    other = compare_shares("abandoned", control, candidate, 0.05, worse="greater")
+    other = compare_shares("abandoned", (control, candidate), 0.05, worse="greater")
     assert other.p_value == pytest.approx(np.mean([total >= 1 for total in drawn]))
 
 
 def test_arms_that_share_no_group_show_nothing() -> None:
     arms = values(40, 40, 1), values(0, 40, 2)
-    assert compare_shares("edit_kept", *arms, 0.05, worse="less").p_value == 1.0
-    assert compare_shares("edit_kept", values(0, 0), values(3, 4), 0.05, worse="less").p_value == 1
+    assert compare_shares("edit_kept", arms, 0.05, worse="less").p_value == 1.0
+    assert (
+        compare_shares("edit_kept", (values(0, 0), values(3, 4)), 0.05, worse="less").p_value == 1
+    )
 
 
 @pytest.mark.parametrize(
