@@ -1,7 +1,7 @@
 """Error rates of the guard over all eight measures: the part `guard` of `python -m tests.benchmarks.cycles`.
 
 The product groups the simulated users of `guard_world.py` by their earlier sessions and judges each canary. Every row is
-of so many canaries: equal candidates and large losses `--cycles`, the others a quarter of it.
+of so many canaries: equal candidates and large losses `--cycles`, the others a fifth of it.
 """
 
 import math
@@ -45,13 +45,15 @@ def _worse(measure: str) -> Population:
 EQUAL = {
     "equal, nobody is known": Population(known=0.0),
     "equal": Population(),
-    "equal, users do not differ": Population(alike=0.0),
-    "equal, 5 % of judgements late": Population(late=0.05),
     "equal, half of the users' past false": Population(false_past=0.5),
 }
 LARGE_LOSSES = {"edits kept -20 points": Population(worse=_LARGE)}
 OTHERS = (
-    {f"{name} worse": _worse(name) for name in (*SHARES, *MEDIANS)}
+    {
+        "equal, users do not differ": Population(alike=0.0),
+        "equal, 5 % of judgements late": Population(late=0.05),
+    }
+    | {f"{name} worse": _worse(name) for name in (*SHARES, *MEDIANS)}
     | {f"-20 points, {lies:.0%} lie for it": Population(worse=_LARGE, lies=lies) for lies in POISON}
     | {
         f"equal, {lies:.0%} lie against it": Population(lies=lies, lies_for=CONTROL)
@@ -77,7 +79,7 @@ def judge(
 ) -> Judgement:
     """One canary from its opening to the guard's verdict. `known`: with groups of alike users."""
     world, guard = World(population, chance), canary.guard
-    count = round(1.35 * (guard.minimum_sessions << (guard.looks - 1)) / canary.share)
+    count = round(1.2 * (guard.minimum_sessions << (guard.looks - 1)) / canary.share)
     report = judge_canary(
         world.observations(count),
         guard,
@@ -104,11 +106,11 @@ def print_guard(
     for name, population in (EQUAL | LARGE_LOSSES | OTHERS).items():
         is_main = name in EQUAL or name in LARGE_LOSSES
         work = partial(judge, canary, population)
-        row = _print_row(pool, name, work, count if is_main else max(1, count // 4))
+        row = _print_row(pool, name, work, count if is_main else max(1, count // 5))
         figures |= {f"{key}: {name}": value for key, value in row.items()}
     for name in (*SHARES, *MEDIANS):
         work = partial(judge, canary, _worse(name), known=False)
-        row = _print_row(pool, f"{name} worse, without groups", work, max(1, count // 4))
+        row = _print_row(pool, f"{name} worse, without groups", work, max(1, count // 5))
         figures[f"withdrawn without groups: {name} worse"] = row["withdrawn"]
     return figures | _print_small_loss(pool, canary, max(10, count // 5))
 

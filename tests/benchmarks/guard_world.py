@@ -94,7 +94,7 @@ class Sessions:
         arms = np.where(self.of_candidate_S, CANDIDATE, CONTROL).tolist()
         users = self.users_S.tolist()
         return [
-            ArmObservation.model_construct(
+            ArmObservation(
                 arm=arms[index],
                 session_id=str(index),
                 interaction_id=str(index),

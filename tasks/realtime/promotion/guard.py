@@ -199,9 +199,11 @@ def find_mismatch(
     """
     sessions = {(seen.arm, seen.session_id): seen.user for seen in observations}
     found = {"": (sum(arm == CANDIDATE for arm, _ in sessions), len(sessions))}
+    of_users = Counter((user, arm) for (arm, _), user in sessions.items())
     for measure in groups.measures:
-        group_of = groups.of(measure)
-        counts = Counter((group_of.get(user, 0), arm) for (arm, _), user in sessions.items())
+        group_of, counts = groups.of(measure), Counter[tuple[int, str]]()
+        for (user, arm), number in of_users.items():
+            counts[group_of.get(user, 0), arm] += number
         for group in {group for group, _ in counts}:
             num_candidate = counts[group, CANDIDATE]
             of = f" of users in group {group} by {measure}"

@@ -58,7 +58,7 @@ def test_one_group_is_fishers_exact_test(
     table = [[of, all_of - of] for of, all_of in (candidate, control)]
     for worse in ("less", "greater"):
         found = compare_shares("edit_kept", arms, 0.05, worse=worse)
-        assert found.p_value == pytest.approx(stats.fisher_exact(table, worse).pvalue)
+        assert found.p_value == pytest.approx(stats.fisher_exact(table, worse)[1])
         assert (found.control, found.candidate) == (
             control[0] / control[1],
             candidate[0] / candidate[1],
