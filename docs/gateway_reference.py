@@ -28,8 +28,14 @@ a fault of the server a 5xx. Both have an [ErrorAnswer](#erroranswer) as body, a
 [AnthropicErrorAnswer](#anthropicerroranswer).
 """
 TOKENIZER = Path(__file__).parents[1] / "models" / "pretrained" / "nano_base"
-BOUNDS = {"minimum": "at least {:g}", "exclusiveMinimum": "above {:g}", "maximum": "at most {:g}"} | {
-    "maxItems": "at most {} entries", "maxProperties": "at most {} entries", "maxLength": "at most {} characters",
+BOUNDS = {
+    "minimum": "at least {:g}",
+    "exclusiveMinimum": "above {:g}",
+    "maximum": "at most {:g}",
+} | {
+    "maxItems": "at most {} entries",
+    "maxProperties": "at most {} entries",
+    "maxLength": "at most {} characters",
 }
 
 
@@ -41,7 +47,9 @@ def gateway_schema() -> Schema:
     ledger = Ledger("sqlite:///:memory:")
     absent: Schema = dict.fromkeys(("arms", "workplaces", "objects"))  # nothing is answered
     renderer = load_renderer(TOKENIZER)
-    return build_app(GatewayContext(config=config, renderer=renderer, uploads=uploads, ledger=ledger, **absent)).openapi()
+    return build_app(
+        GatewayContext(config=config, renderer=renderer, uploads=uploads, ledger=ledger, **absent)
+    ).openapi()
 
 
 def gateway_reference() -> str:

@@ -24,6 +24,7 @@ LineOption = Annotated[
 RecipeOption = Annotated[str, typer.Option(help="recipe that names the serving line")]
 # Loaded by name: Prefect and scipy would delay the other commands by seconds.
 ROLL_BACK = "ostinato.flows.stages.realtime:roll_back"
+DESCRIBE_CANARY = "ostinato.flows.operating.status.ledger:describe_canary"
 SEND_SKIPPED = "ostinato.flows.stages.events:send_cycle_skipped"
 _STAGES = ("candidate-*", "traffic-*")
 
@@ -33,14 +34,16 @@ _STAGES = ("candidate-*", "traffic-*")
 def show(
     recipe: RecipeOption = "nano", line: LineOption = None, settings: SetOption = None
 ) -> CommandResult:
-    """Lists the cycles of the line, oldest first: window, initial checkpoint, outcome."""
+    """Lists the cycles of the line, oldest first: window, initial checkpoint, outcome; then its canary."""
     name = _line(recipe, line, settings)
+    chosen = load_recipe(recipe, overrides=settings or ())
+    people = chosen.cycle.people_canary
     with contextlib.closing(open_ledger(load_settings())) as ledger:
         rows = ledger.cycles.history(name)
         if not rows:
-            load_recipe(recipe, overrides=settings or ()).require_line(
-                name, ledger.promotions.lines()
-            )
+            chosen.require_line(name, ledger.promotions.lines())
+        guard = None if people is None else people.guard
+        canary: str = load_entry(DESCRIBE_CANARY)(ledger, name, guard)
 
     def print_rows() -> None:
         for row in rows:
@@ -51,6 +54,8 @@ def show(
             typer.echo(text)
         if not rows:
             typer.echo("no cycle yet")
+        if canary:
+            typer.echo(canary)
 
     return CommandResult(rows, print_rows)
 

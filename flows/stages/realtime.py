@@ -37,7 +37,7 @@ from ostinato.tasks.realtime.feedback.collect import choose_watermark
 from ostinato.tasks.realtime.feedback.interactions import Source, Window, source_of
 from ostinato.tasks.realtime.feedback.simulated_users import SimulatedUsersReport
 from ostinato.tasks.realtime.parity_gate import parity_checks
-from ostinato.tasks.realtime.promotion.guard import Advice
+from ostinato.tasks.realtime.promotion.guard import Advice, describe_power
 from ostinato.tasks.realtime.promotion.serving_line import (
     PromotionOutcome,
     PromotionReport,
@@ -141,7 +141,9 @@ def _carry_out(
     canary = context.recipe.cycle.people_canary
     if canary is None or directly or not decision.passed or line.champion() is None:
         return line.decide(decision)
-    return line.start_canary(decision, canary.share)
+    report = line.start_canary(decision, canary.share)
+    shown = f"its canary can show {describe_power(canary.guard)}"
+    return report.model_copy(update={"reason": f"{report.reason}; {shown}"})
 
 
 def _announce(

@@ -41,7 +41,7 @@ class GuardConfig(Record):
     that is not worse at the last look is promoted"""
     minimum_judged_sessions: int = Field(default=20, ge=1)
     """sessions with an edit kept or reverted that each arm also needs before the last look, and so before
-    a promotion"""
+    a promotion; with as many reports of surviving edits in one arm, the other needs them too"""
     minimum_seconds: float = Field(default=3_600.0, ge=0)
     """age of a canary before which it is not promoted"""
     maximum_seconds: float = Field(default=604_800.0, gt=0)

@@ -19,7 +19,8 @@ from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.realtime.config import CanaryConfig
 from ostinato.tasks.realtime.feedback.baseline import Baselines
 from ostinato.tasks.realtime.feedback.distil import distil
-from ostinato.tasks.realtime.promotion.guard import Advice, judge_canary, observe, settled
+from ostinato.tasks.realtime.promotion.guard import Advice, judge_canary
+from ostinato.tasks.realtime.promotion.observations import observe, settled
 from ostinato.tasks.realtime.promotion.serving_line import PromotionOutcome, ServingLine
 from ostinato.tasks.records import GateDecision, Scorecard
 from tests.benchmarks.cycle_world import LINE, Traffic, Users, draw_chances, measure, moved

@@ -18,7 +18,7 @@ from ostinato.models.decode.protocol import GenerateRequest, Generation
 from ostinato.tasks.evaluation.config import EvaluationConfig
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
 from ostinato.tasks.realtime.config import SimulatedUsersConfig
-from ostinato.tasks.realtime.promotion.guard import CANDIDATE, CONTROL
+from ostinato.tasks.realtime.promotion.observations import CANDIDATE, CONTROL
 from ostinato.tasks.records import Scorecard
 
 DIFFICULTY = (0.343, 0.565)

@@ -1,6 +1,6 @@
 """Error rates of whole cycles with known true effects: gate, canary, promotion, roll back.
 
-    python -m tests.benchmarks.cycles [--cycles 500] [--quick] [--only gate lines poison guard]
+    python -m tests.benchmarks.cycles [--cycles 500] [--quick] [--only gate lines poison guard traffic]
 
 Only the quality of checkpoints, users and the clock are simulated (`cycle_world.py`); the product's
 functions decide, with nano's evaluation, gate and feedback and the default canary. Parts:
@@ -8,7 +8,8 @@ functions decide, with nano's evaluation, gate and feedback and the default cana
 gate    cycles whose candidate differs by a known effect: what the gate passes, what users then keep
 lines   successive cycles on one line, each candidate half a point worse: how far it can fall
 poison  cycles that train on users of whom 5 % lie in favour of a hack, and are judged by such users
-guard   canaries whose users fare worse though the gate passed, traffic of odd shapes, and times
+guard   canaries by what is worse, by lying users and by histories, with all eight measures (`guard_rates.py`)
+traffic canaries at a lower solve rate, traffic of odd shapes, and times
 """
 
 import argparse
@@ -16,7 +17,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,14 +28,8 @@ from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.tasks.evaluation.gates import gate_candidate
 from ostinato.tasks.realtime.config import CanaryConfig
-from ostinato.tasks.realtime.promotion.guard import (
-    CANDIDATE,
-    CONTROL,
-    Advice,
-    judge_canary,
-    observe,
-    settled,
-)
+from ostinato.tasks.realtime.promotion.guard import Advice, judge_canary
+from ostinato.tasks.realtime.promotion.observations import CANDIDATE, CONTROL, observe, settled
 from ostinato.tasks.realtime.promotion.serving_line import ServingLine
 from ostinato.tasks.realtime.traffic import FOLLOW_SECONDS
 from tests.benchmarks.cycle_lines import (
@@ -47,6 +41,8 @@ from tests.benchmarks.cycle_lines import (
     sessions_for,
 )
 from tests.benchmarks.cycle_world import LINE, Traffic, Users, draw_chances, measure, moved
+from tests.benchmarks.guard_rates import EQUAL, LARGE_LOSSES, print_guard
+from tests.benchmarks.repeated import repeat, share
 
 EFFECTS = (0.0, 2 * POINT, -1 * POINT, -2 * POINT, -5 * POINT, -7 * POINT)
 _MAX_FALSE = 0.05
@@ -145,22 +141,6 @@ def run_floor(recipe: Recipe, rate: float, chance: np.random.Generator) -> bool:
     chances_P = moved(chances_P, rate - float(chances_P.mean()), chance)
     card = measure("first", chances_P, recipe.evaluation, chance)
     return gate_candidate(card, None, recipe.cycle.gate).passed
-
-
-def repeat(pool: ProcessPoolExecutor, work: Callable[..., object], name: str, count: int) -> list:
-    """Results of `work(chance)` in order, each with a seed from its name and number."""
-    seeds = [[*name.encode(), number] for number in range(count)]
-    return list(pool.map(partial(_seeded, work), seeds, chunksize=1))
-
-
-def _seeded(work: Callable[..., object], seed: list[int]) -> object:
-    return work(chance=np.random.default_rng(seed))
-
-
-def share(found: Sequence[bool]) -> str:
-    """A share with its exact 95 % interval."""
-    test = stats.binomtest(sum(found), len(found)).proportion_ci()
-    return f"{sum(found) / len(found):6.1%} [{100 * test.low:.1f}, {100 * test.high:.1f}]"
 
 
 def print_gate(
@@ -280,7 +260,7 @@ def print_poison(
     return figures
 
 
-def print_guard(
+def print_traffic(
     pool: ProcessPoolExecutor, recipe: Recipe, canary: CanaryConfig, count: int
 ) -> dict[str, float]:
     """Table of canaries by traffic, and real seconds of a roll back."""
@@ -346,11 +326,19 @@ def with_gate(recipe: Recipe, **changes: float) -> Recipe:
     return recipe.model_copy(update={"cycle": cycle})
 
 
-PARTS = {"gate": print_gate, "lines": print_lines, "poison": print_poison, "guard": print_guard}
+PARTS = {
+    "gate": print_gate,
+    "lines": print_lines,
+    "poison": print_poison,
+    "guard": print_guard,
+    "traffic": print_traffic,
+}
 
 
 def targets_of(figures: dict[str, float], recipe: Recipe) -> dict[str, tuple[float, float]]:
     """Figure -> (seen, at most), as far as it was run."""
+    false = {f"withdrawn: {name}": _MAX_FALSE for name in EQUAL}
+    false |= {f"promoted: {name}": _MAX_FALSE for name in LARGE_LOSSES}
     wanted = {
         "promoted_-5_points": _MAX_FALSE,
         "promoted_-7_points": _MAX_FALSE,
@@ -358,6 +346,7 @@ def targets_of(figures: dict[str, float], recipe: Recipe) -> dict[str, tuple[flo
         "floor_passed_5": _MAX_FALSE,
         "worse_than_margin_5_percent_margin_5": 0,
     } | {f"withdrawn: {name}": _MAX_FALSE for name in TRAFFIC if _is_fair(TRAFFIC[name])}
+    wanted |= false
     return {name: (figures[name], most) for name, most in wanted.items() if name in figures}
 
 

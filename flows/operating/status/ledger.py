@@ -13,7 +13,7 @@ from ostinato.flows.operating.status.rows import Fault, StatusRow, Thresholds, f
 from ostinato.flows.operating.status.services import GATEWAY, UpProcess
 from ostinato.infra.platform.artifacts import Artifacts
 from ostinato.infra.platform.errors import ConfigError, OstinatoError, StorageError
-from ostinato.infra.platform.ledger import open_ledger
+from ostinato.infra.platform.ledger import Ledger, open_ledger
 from ostinato.infra.platform.ledger.rows import CycleRow
 from ostinato.infra.platform.objects import open_object_store
 from ostinato.infra.platform.settings import Settings
@@ -178,6 +178,19 @@ def canary_rows(settings: Settings, up: UpProcess, now: float) -> Iterator[Statu
             waits_for=_waits_for(canary, now, is_served=up.service(GATEWAY) is not None),
             progress=arms if canary.test is None else f"{arms}; {_describe_test(canary.test)}",
         )
+
+
+def describe_canary(ledger: Ledger, name: str, guard: GuardConfig | None) -> str:
+    """Sentence about a line's open canary, else about the newest that the guard ended. Empty: there was none."""
+    line = ServingLine(ledger, name, time.time)
+    canary, end = line.canary(), line.last_end()
+    if canary is not None:
+        test = canary_status(line, canary, guard, time.time()).test
+        state = "" if test is None else f": {_describe_test(test)}"
+        return f"canary of {canary.checkpoint_id} since {_minute(canary.started_at)}{state}"
+    if end is None:
+        return ""
+    return f"canary of {end.checkpoint_id} ended: {end.advice.replace('_', ' ')}, {end.reason}"
 
 
 def _guard_of(up: UpProcess) -> GuardConfig | None:

@@ -5,13 +5,11 @@ from pydantic import Field
 from ostinato.infra.platform.ledger.rows import InteractionRow
 from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.realtime.promotion.guard import (
-    CANDIDATE,
-    CONTROL,
     detectable_difference,
+    find_mismatch,
     last_look,
-    observe,
-    settled,
 )
+from ostinato.tasks.realtime.promotion.observations import CANDIDATE, CONTROL, observe, settled
 from ostinato.tasks.realtime.promotion.serving_line import Canary, ServingLine
 from ostinato.tasks.records import StageRecord
 
@@ -42,7 +40,9 @@ class SequentialTestStatus(StageRecord):
     detectable_difference: float = Field(
         description="worsening of a share of sessions, from 0.5, that the last look shows with probability 0.8"
     )
-    last_verdict: str = Field(description="verdict of the last look; empty before the first")
+    last_verdict: str = Field(
+        description="verdict of the last look, or that sessions are split otherwise than asked; empty before the first"
+    )
     promoted_from: float
     """time before which it is not promoted, in seconds since the epoch"""
     withdrawn_from: float
@@ -94,7 +94,9 @@ def _arm(
 
 
 def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> SequentialTestStatus:
-    done, report = last_look(observe(ready), config)
+    observations = observe(ready)
+    done, report = last_look(observations, config, canary.groups)
+    mismatch = find_mismatch(observations, canary.share, canary.groups)
     return SequentialTestStatus(
         looks_done=done,
         looks=config.looks,
@@ -103,7 +105,7 @@ def _test(canary: Canary, config: GuardConfig, ready: list[InteractionRow]) -> S
             config.minimum_judged_sessions if done == config.looks - 1 else 0
         ),
         detectable_difference=detectable_difference(config),
-        last_verdict="" if report is None else report.reason,
+        last_verdict=mismatch or ("" if report is None else report.reason),
         promoted_from=canary.started_at + config.minimum_seconds,
         withdrawn_from=canary.started_at + config.maximum_seconds,
     )

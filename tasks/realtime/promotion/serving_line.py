@@ -14,17 +14,19 @@ from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.ledger.rows import EventRow, InteractionRow, ScorecardRow
 from ostinato.infra.serving.gateway.config import SIMULATED_TENANT
 from ostinato.tasks.realtime.config import GuardConfig
-from ostinato.tasks.realtime.promotion.guard import (
+from ostinato.tasks.realtime.promotion.guard import Advice, judge_canary
+from ostinato.tasks.realtime.promotion.observations import (
     CANDIDATE,
     CONTROL,
-    Advice,
-    judge_canary,
     observe,
+    sessions_of,
     settled,
 )
+from ostinato.tasks.realtime.promotion.user_groups import UserGroups, group_users
 from ostinato.tasks.records import GateDecision, Scorecard, StageRecord
 
 CANARY_STARTED, CANARY_STOPPED = "canary_started", "canary_stopped"
+_EARLIER_INTERACTIONS = 20_000  # before a canary, newest first, from which its users are known
 _CANARY_ANNOUNCED = "canary_told"  # an event has announced that the guard ended a canary
 
 
@@ -55,6 +57,10 @@ class Canary(StageRecord):
     share: float
     from_watermark: int = Field(description="sequence number of the newest interaction before it")
     started_at: float = Field(description="seconds since the epoch")
+    groups: UserGroups = Field(
+        default=UserGroups(),
+        description="users by what they did before it; later feedback changes nothing",
+    )
 
     @property
     def checkpoint_id(self) -> str:
@@ -159,11 +165,13 @@ class ServingLine:
             for event in self._events(CANARY_STARTED)
         ):
             self.stop_canary(f"replaced by {decision.candidate}")
+            watermark = self._ledger.interactions.latest_watermark()
             canary = Canary(
                 decision=decision,
                 share=share,
-                from_watermark=self._ledger.interactions.latest_watermark(),
+                from_watermark=watermark,
                 started_at=self._clock(),
+                groups=self._groups_before(watermark),
             )
             self._record(CANARY_STARTED, canary.model_dump(mode="json"))
         return self._report(PromotionOutcome.CANARY, decision.candidate, decision.reason)
@@ -210,6 +218,11 @@ class ServingLine:
                     return end
         return None
 
+    def last_end(self) -> CanaryEnd | None:
+        """The newest end of a canary by the guard. None: there was none."""
+        ends = (event.payload.get("end") for event in self._events(CANARY_STOPPED))
+        return next((CanaryEnd.model_validate(end) for end in ends if end is not None), None)
+
     def note_announced(self, end: CanaryEnd) -> None:
         """Records that an end was announced."""
         self._record_once(
@@ -225,12 +238,24 @@ class ServingLine:
             return None
         now, rows = self._clock(), self.interactions_during(canary)
         report = judge_canary(
-            observe(settled(rows, config, now)), config, canary.share, now - canary.started_at
+            observe(settled(rows, config, now)),
+            config,
+            canary.share,
+            now - canary.started_at,
+            groups=canary.groups,
         )
         if report.advice in (Advice.WAIT, Advice.FINE):
             return canary
         self._record_end(canary, report.reason, report.advice)
         return None
+
+    def _groups_before(self, watermark: int) -> UserGroups:
+        """Groups of the people who used the line before an interaction."""
+        rows = self._ledger.interactions.since(
+            watermark - _EARLIER_INTERACTIONS, watermark, line=self.name
+        )
+        people = [row for row in rows if row.tenant != SIMULATED_TENANT]
+        return group_users(sessions_of(observe(people)))
 
     def interactions_during(self, canary: Canary) -> list[InteractionRow]:
         """People's interactions with the two checkpoints that the A/B compares, oldest first."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from ostinato.infra.platform.cluster.processes import mark_process
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.ledger import open_ledger
 from ostinato.infra.platform.settings import Settings
+from ostinato.tasks.realtime.config import GuardConfig
+from ostinato.tasks.realtime.promotion.serving_line import ServingLine
+from tests.fakes.open_canary import open_canary
 
 
 def run(*arguments: str) -> str:
@@ -76,3 +80,31 @@ def test_champion_is_taken_back_by_hand(home: Path) -> None:
     assert run("cycle", "roll-back", "--reason", "slow") == "mine: b withdrawn, a serves\n"
     with contextlib.closing(open_ledger(Settings(home=home))) as ledger:
         assert ledger.promotions.history("mine")[-1].reason == "slow"
+
+
+def test_the_canary_of_the_line_is_shown_and_then_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
+    settings = Settings(home=tmp_path)
+    open_canary(settings, sessions=120, age_seconds=3_000, users=("ann", "bob"))
+    people = ["--set", "cycle.simulated_users=null"]
+
+    def shown() -> str:
+        command = ["cycle", "show", "--line", "toy", *people]
+        return CliRunner().invoke(app, command, catch_exceptions=False).stdout
+
+    opened = shown()
+    assert "no cycle yet\ncanary of candidate/toy@2 since " in opened
+    assert "1 of 5 looks done, not worse: " in opened
+    assert "users are compared with users who behaved alike before the canary" in opened
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        line = ServingLine(ledger, "toy", lambda: time.time() + 1e7)
+        assert line.watch_canary(GuardConfig()) is None
+    assert "canary of candidate/toy@2 ended: expire, undecided after " in shown()
+    assert (
+        json.loads(
+            CliRunner().invoke(app, ["cycle", "show", "--line", "toy", "--json", *people]).stdout
+        )
+        == []
+    )

@@ -179,7 +179,7 @@ def test_a_killed_up_and_a_gateway_without_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_open_canary_is_told_with_its_arms_and_what_it_waits_for(tmp_path: Path) -> None:
-    open_canary(here(tmp_path), sessions=120, age_seconds=3_000)
+    open_canary(here(tmp_path), sessions=120, age_seconds=3_000, users=("ann", "bob"))
     told = rows_of(tmp_path)["canary of toy"]
     assert told.state == "open"
     assert told.fault is None
@@ -195,6 +195,7 @@ def test_an_open_canary_is_told_with_its_arms_and_what_it_waits_for(tmp_path: Pa
     wanted = "40 settled sessions of each arm, control 90, candidate 30 so far; withdrawn without"
     assert told.waits_for.startswith(wanted)
     assert "1 of 5 looks done, not worse: " in told.progress
+    assert "users are compared with users who behaved alike before the canary" in told.progress
     assert "not promoted before" in told.progress
     assert "shows a fall from 50 % to 35 % of all sessions with probability 0.8" in told.progress
 

@@ -7,13 +7,15 @@ from pydantic import ValidationError
 from ostinato.infra.platform.ledger.rows import FeedbackRow, InteractionRow
 from ostinato.tasks.realtime.config import GuardConfig
 from ostinato.tasks.realtime.promotion.guard import (
-    CANDIDATE,
-    CONTROL,
     Advice,
-    ArmObservation,
     compare_arms,
     detectable_difference,
     judge_canary,
+)
+from ostinato.tasks.realtime.promotion.observations import (
+    CANDIDATE,
+    CONTROL,
+    ArmObservation,
     observe,
     settled,
 )
@@ -281,6 +283,25 @@ def test_one_arm_whose_users_say_nothing_promotes_nobody(silent: str) -> None:
         config = GuardConfig(looks=looks)
         assert judge_canary(told, config, 0.5, 1e5).advice is not Advice.PROMOTE
         assert judge_canary(told, config, 0.5, 1e9).advice in (Advice.EXPIRE, Advice.ROLL_BACK)
+
+
+@pytest.mark.parametrize("measure", ["survived_10_minutes", "survived_60_minutes"])
+@pytest.mark.parametrize("silent", [CONTROL, CANDIDATE])
+def test_a_measure_that_one_arm_alone_has_promotes_nobody(measure: str, silent: str) -> None:
+    """Edits that vanish are reported by no client: without reports of an arm they would count as no difference."""
+    told = [
+        one.model_copy(update={measure: None if one.arm == silent else True})
+        for one in in_turn(2_000, judged=1_000)
+    ]
+    waiting = judge_canary(told, CONFIG, 0.5, 1e5)
+    counts = (1_000, 0) if silent == CANDIDATE else (0, 1_000)
+    assert waiting.advice is Advice.WAIT
+    assert waiting.reason == (
+        f"edit_{measure} in {counts[0]} control and {counts[1]} candidate sessions, wanted 20 each"
+    )
+    assert judge_canary(told, CONFIG, 0.5, 1e9).advice is Advice.EXPIRE
+    rare = [one.model_copy(update={measure: None}) for one in told[38:]]  # nobody has 20
+    assert judge_canary([*told[:38], *rare], CONFIG, 0.5, 1e5).advice is Advice.PROMOTE
 
 
 @pytest.mark.parametrize(("of_candidate", "share"), [(0, 0.2), (0, 0.5), (1, 0.5)])

@@ -370,6 +370,55 @@ def test_simulated_users_are_no_control_of_a_canary(ledger: Ledger) -> None:
     assert line.watch_canary(GUARD) == line.canary()  # nobody of the control arm yet
 
 
+def test_users_of_a_canary_are_known_by_what_they_did_before_it_and_by_nothing_later(
+    ledger: Ledger,
+) -> None:
+    """Whoever reverts all edits before a canary is alike to whoever did, whatever is said of these edits afterwards."""
+    now = [60.0]
+    line = ServingLine(ledger, "nano", lambda: now[0])
+    line.decide(decision("a"))
+    for index, tenant in enumerate(["ann", "bob", SIMULATED_TENANT] * 4):
+        answered = new_interaction(f"before{index}", "nano", "a")
+        ledger.interactions.record(answered.model_copy(update={"tenant": tenant}))
+        say(ledger, f"before{index}", "edit_kept" if tenant == "ann" else "edit_reverted", 1.0)
+    line.start_canary(against("b", "a"), 0.5)
+    opened = line.canary()
+    assert opened is not None
+    kept = opened.groups.of("edit_kept")
+    assert kept.keys() == {"ann", "bob"}
+    assert kept["bob"] < kept["ann"]
+    for index in range(12):
+        say(ledger, f"before{index}", "edit_reverted", 30.0)
+    assert line.canary() == opened
+
+    for index in range(80):
+        arm, checkpoint = (("control", "a"), ("candidate", "b"))[index % 2]
+        answered = new_interaction(f"i{index}", "nano", checkpoint)
+        tenant = ("ann", "bob", "new")[index % 3]
+        ledger.interactions.record(answered.model_copy(update={"arm": arm, "tenant": tenant}))
+        say(ledger, f"i{index}", "edit_kept" if tenant == "ann" else "edit_reverted", 2.0)
+    now[0] = 200.0
+    assert line.watch_canary(GUARD) is None
+    end = line.last_end()
+    assert end is not None
+    assert end.advice is Advice.PROMOTE
+    assert end.reason.endswith(
+        "; users are compared with users who behaved alike before the canary"
+    )
+
+
+def say(ledger: Ledger, interaction_id: str, signal: str, at: float) -> None:
+    ledger.interactions.add_feedback(
+        FeedbackRow(
+            feedback_id=f"{interaction_id}/{signal}",
+            interaction_id=interaction_id,
+            signal=signal,
+            value=1.0,
+            created_at=at,
+        )
+    )
+
+
 def test_standing_of_a_canary_tells_arms_looks_and_what_it_waits_for(ledger: Ledger) -> None:
     guard = GUARD.model_copy(update={"minimum_sessions": 10, "looks": 3})
     open_canary(ledger)  # 20 sessions of each arm, at 1 s
