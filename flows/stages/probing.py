@@ -1,4 +1,4 @@
-"""Probes: attempts of a checkpoint at each training problem, whose solve rates decide which problems RL begins with."""
+"""Probes: attempts of a checkpoint at each training problem. Their solve rates decide which problems RL begins with."""
 
 from collections import Counter
 from pathlib import Path
