@@ -68,13 +68,10 @@ def show_probes(context: StageContext, probes: ArtifactRef) -> None:
     manifest = context.artifacts.manifest(probes)
     problems, checkpoint, *_ = manifest.parents
     say(f"{probes}: attempts of {checkpoint} at the training problems of {problems}")
-    total = max(1, sum(manifest.metadata[SOLVED].values()))
-    rows = [
-        {"solved attempts": part, "problems": count, "share": f"{count / total:.0%}"}
-        for part, count in manifest.metadata[SOLVED].items()
-    ]
-    for row in rows:
-        say(f"  {row['solved attempts']}: {row['problems']} problems ({row['share']})")
+    solved: dict[str, int] = manifest.metadata[SOLVED]
+    rows = [{"solved attempts": part, "problems": count} for part, count in solved.items()]
+    for part, count in solved.items():
+        say(f"  {part}: {count} problems")
     show_table(rows, key="solve-rates", description=f"{checkpoint} on {problems}")
 
 

@@ -10,10 +10,11 @@ from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.checkpoint.records import EvaluationResult
 from ostinato.tasks.evaluation.config import EvaluationConfig
-from ostinato.tasks.problems.published import PROBLEMS_FILE, load_problems
+from ostinato.tasks.problems.config import PROBLEMS_FILE
 from ostinato.tasks.records import Scorecard, Split
-from ostinato.tasks.rollout.config import PROBE_ATTEMPTS, START_PROBES
-from ostinato.tasks.rollout.probes import PROBES_FILE
+from ostinato.tasks.rollout.config import PROBE_ATTEMPTS, PROBES_FILE, START_PROBES
+
+_ALL_PROBLEMS = 1_000_000  # more than any set holds
 
 
 def probe(
@@ -24,7 +25,6 @@ def probe(
     fields = chain.evaluation_fields(context, checkpoint, Split.TRAIN)
     harness = fields.pop("harness")
     turns = rollout.max_turns or harness.max_turns
-    count = len(load_problems(context.directory_of(problems), Split.TRAIN))
 
     def publish(directory: Path, result: EvaluationResult) -> tuple[Path, dict]:
         text = result.scorecard.model_dump_json(indent=1)
@@ -39,7 +39,7 @@ def probe(
         title=f"probes of {checkpoint}",
         publish=publish,
         config=EvaluationConfig(
-            problems=max(1, count),
+            problems=_ALL_PROBLEMS,
             attempts_per_problem=attempts,
             temperature=rollout.temperature,
             seed=rollout.seed,

@@ -47,6 +47,7 @@ SAMPLERS = PluginGroup(
 )
 PROBE_ATTEMPTS = 4  # at each problem
 START_PROBES = "start"
+PROBES_FILE = "probes.json"  # of an artifact: a scorecard
 
 
 class StalenessConfig(Record):

@@ -8,12 +8,10 @@ from pathlib import Path
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.telemetry import fields
 from ostinato.tasks.records import Problem, Scorecard
-from ostinato.tasks.rollout.config import RolloutConfig
+from ostinato.tasks.rollout.config import PROBES_FILE, RolloutConfig
 from ostinato.tasks.rollout.curriculum import Curriculum
 
 logger = logging.getLogger(__name__)
-
-PROBES_FILE = "probes.json"
 
 
 def open_curriculum(

@@ -26,8 +26,7 @@ from ostinato.tasks.evaluation.checkpoint.run import main as evaluate
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
 from ostinato.tasks.records import Scorecard, Split
 from ostinato.tasks.reinforcement.records import ReinforcementResult
-from ostinato.tasks.rollout.config import CurriculumConfig
-from ostinato.tasks.rollout.probes import PROBES_FILE
+from ostinato.tasks.rollout.config import PROBES_FILE, CurriculumConfig
 from tests.fakes.finished_stages import add_own_problems, open_context
 from tests.fakes.miniature import make_checkpoint, make_problem_set
 from tests.fakes.processes import COMMAND

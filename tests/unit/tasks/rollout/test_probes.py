@@ -9,8 +9,8 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.tasks.evaluation.attempts import plan_attempts, run_attempts
 from ostinato.tasks.evaluation.statistics import AttemptRow, scorecard_from
 from ostinato.tasks.records import Problem, Scorecard, Trajectory
-from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig
-from ostinato.tasks.rollout.probes import PROBES_FILE, choose_probed, open_curriculum
+from ostinato.tasks.rollout.config import PROBES_FILE, CurriculumConfig, RolloutConfig
+from ostinato.tasks.rollout.probes import choose_probed, open_curriculum
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
