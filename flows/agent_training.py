@@ -4,7 +4,7 @@ from prefect import flow
 
 from ostinato.flows.continued_pretraining import continued_pretraining
 from ostinato.flows.mtp_distillation import mtp_distillation
-from ostinato.flows.problem_building import problems_for
+from ostinato.flows.problem_probing import problems_for_training
 from ostinato.flows.realtime_cycle import realtime_cycle
 from ostinato.flows.reinforcement import reinforcement
 from ostinato.flows.reporting.run_report import RunArtifacts, show_run
@@ -33,7 +33,7 @@ def agent_training(
     context = StageContext.open(recipe, seed, options, changes=budget)
     if not context.runs_directory.exists():
         refuse_small_disk(context.recipe, context.settings.home, context.runs_directory)
-    problems = problems_for(context, problems, recipe, seed)
+    problems = problems_for_training(context, problems, recipe, seed)
     pretrained = continued_pretraining(recipe, seed, problems, options=context.options)
     drafted = mtp_distillation(recipe, seed, problems, pretrained, options=context.options)
     chain.evaluate_both(context, problems, drafted)

@@ -3,9 +3,9 @@
 from prefect import flow
 
 from ostinato.flows.mtp_distillation import mtp_distillation
-from ostinato.flows.problem_building import problems_for
+from ostinato.flows.problem_probing import problems_for_training
 from ostinato.flows.reporting import showing
-from ostinato.flows.stages import chain
+from ostinato.flows.stages import chain, probing
 from ostinato.flows.stages.forms import Budget, Checkpoint, Options, ProblemSet, RecipeName, Seed
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import StageContext
@@ -30,10 +30,11 @@ def reinforcement(
     """
     budget = {"reinforcement.budget_seconds": budget_seconds}
     context = StageContext.open(recipe, seed, options, changes=budget)
-    problems = problems_for(context, problems, recipe, seed)
+    problems = problems_for_training(context, problems, recipe, seed)
     start = context.checkpoint(start) or mtp_distillation(
         recipe, seed, problems, options=context.options
     )
-    reinforced = chain.reinforce(context, problems, start)
+    probes = probing.probes_for(context, problems, start)
+    reinforced = chain.reinforce(context, problems, start, probes)
     showing.show_reinforcement(context, reinforced)
     return chain.run_added_stages(context, problems, reinforced, "reinforcement")

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.transcript import Segment, Transcript
 from ostinato.infra.platform.errors import ProblemError
-from ostinato.infra.platform.record import Record
+from ostinato.infra.platform.record import Record, Share
 
 
 class StageRecord(Record):
@@ -82,8 +82,9 @@ class Problem(StageRecord):
     pass_to_pass: tuple[str, ...] = ()
     """test ids that pass with both"""
     split: Split
-    solve_rate: None = None
-    """unused; the shipped set's lines contain it, and its checksum covers them"""
+    solve_rate: Share | None = None
+    """share of a checkpoint's attempts that solved it, for the problems of an RL run with probes; None: not
+    probed. None in every stored set, since sets are independent of checkpoints"""
     blocks: tuple[BlockEdit, ...] = ()
     """edits of several lines, not overlapping; in pristine coordinates"""
     cut_tests: tuple[BlockEdit, ...] = ()

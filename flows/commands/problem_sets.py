@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from ostinato.flows.commands.answers import CommandResult, answering, launch_flow
-from ostinato.flows.commands.launching import SetOption, make_options
+from ostinato.flows.commands.launching import RecipeOption, SeedOption, SetOption, make_options
 from ostinato.flows.recipe import load_recipe
+from ostinato.flows.stages.checkpoints import NEWEST, refuse_unknown
 from ostinato.flows.stages.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.rollout.config import PROBE_ATTEMPTS
 
 # Loaded by name: their imports would delay every other command by a second.
 CERTIFYING = "ostinato.flows.commands.certifying"
@@ -98,6 +100,32 @@ def problems_export(
         {"directory": directory, "tasks": written},
         lambda: typer.echo(f"{written} tasks written to {directory}"),
     )
+
+
+@problem_sets.command("probe")
+@answering
+def problems_probe(
+    checkpoint: Annotated[
+        str, typer.Option(help="champion, newest (the recipe's), or kind/name@version")
+    ] = NEWEST,
+    attempts: Annotated[int, typer.Option(help="attempts at each problem", min=1)] = PROBE_ATTEMPTS,
+    problems: Annotated[
+        str | None, typer.Option(help="artifact problems/NAME@VERSION; the recipe's when absent")
+    ] = None,
+    recipe: RecipeOption = "nano",
+    seed: SeedOption = None,
+    settings: SetOption = None,
+) -> CommandResult:
+    """Measures how often a checkpoint solves each training problem, for `[rollout.curriculum]` of RL. Run it again and
+    it continues.
+    """
+    options = make_options(settings, None, None)
+    loaded = load_recipe(recipe, seed=seed, overrides=options.overrides)
+    refuse_unknown(load_settings(), loaded, [checkpoint])
+    parameters = {"checkpoint": checkpoint, "attempts": attempts, "problems": problems}
+    probes = launch_flow("problem_probing", recipe, seed, options, parameters)
+    say(f'next: `[rollout.curriculum]` `probes = "{probes}"` in the recipe')
+    return CommandResult({"probes": probes})
 
 
 @answering

@@ -16,6 +16,7 @@ from ostinato.flows.stages.curves import (
     steps_of,
     training_curves,
 )
+from ostinato.flows.stages.lineage import SOLVED
 from ostinato.flows.stages.stage import StageContext
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.cluster.workspace import METRICS
@@ -60,6 +61,18 @@ def show_environments(context: StageContext, problems: ArtifactRef) -> None:
     show_table(rows, key="environments", description=str(problems))
     for name, count in result.added.items():
         say(f"environment {name}: {count} problems")
+
+
+def show_probes(context: StageContext, probes: ArtifactRef) -> None:
+    """Shows how many problems a checkpoint solved in how many of its attempts."""
+    manifest = context.artifacts.manifest(probes)
+    problems, checkpoint, *_ = manifest.parents
+    say(f"{probes}: attempts of {checkpoint} at the training problems of {problems}")
+    solved: dict[str, int] = manifest.metadata[SOLVED]
+    rows = [{"solved attempts": part, "problems": count} for part, count in solved.items()]
+    for part, count in solved.items():
+        say(f"  {part}: {count} problems")
+    show_table(rows, key="solve-rates", description=f"{checkpoint} on {problems}")
 
 
 def describe_problems(result: ProblemsResult) -> list[str]:

@@ -268,9 +268,15 @@ def measure_speculation(
     return context.make(declared.SPECULATION, {"corpus": corpus, "checkpoint": checkpoint})
 
 
-def reinforce(context: StageContext, problems: ArtifactRef, start: ArtifactRef) -> ArtifactRef:
-    """Checkpoint and problems -> the checkpoint after RL."""
-    parents = {"problems": problems, "checkpoint": start, "search": encoder_of(context)}
+def reinforce(
+    context: StageContext,
+    problems: ArtifactRef,
+    start: ArtifactRef,
+    probes: ArtifactRef | None = None,
+) -> ArtifactRef:
+    """Checkpoint and problems -> the checkpoint after RL. `probes`: solve rates that it begins with."""
+    parents = {"problems": problems, "checkpoint": start}
+    parents |= {"search": encoder_of(context), "probes": probes}
     options = dict(context.recipe.reinforcement)
     return context.make(declared.REINFORCEMENT, parents, run_id="", **options)
 

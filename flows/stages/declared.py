@@ -127,6 +127,9 @@ def _child(
     )  # fmt: skip
 
 
+_EVALUATION_PLACES = {
+    "checkpoint_name", "endpoint", "engine_slots", "context_tokens", "processes"
+}  # fmt: skip
 # fmt: off
 PROBLEMS = _child(
     "problems", "problems", "ostinato.tasks.problems.run", ProblemsRequest, ProblemsResult)
@@ -149,11 +152,14 @@ SPECULATION = _child(
     SpeculationRequest, SpeculationResult, "corpus checkpoint", file="speculation.json")
 REINFORCEMENT = _child(
     "reinforcement", "reinforced", "ostinato.tasks.reinforcement.run",
-    ReinforcementRequest, ReinforcementResult, "problems checkpoint search", trains=True)
+    ReinforcementRequest, ReinforcementResult, "problems checkpoint search probes", trains=True)
 EVALUATION = _child(
     "evaluation", "scorecard", "ostinato.tasks.evaluation.checkpoint.run",
     EvaluationRequest, EvaluationResult, "problems checkpoint search",
-    placement={"checkpoint_name", "endpoint", "engine_slots", "context_tokens", "processes"})
+    placement=_EVALUATION_PLACES)
+PROBING = _child(
+    "probing", "probes", "ostinato.tasks.evaluation.checkpoint.run",
+    EvaluationRequest, EvaluationResult, "problems checkpoint search", placement=_EVALUATION_PLACES)
 BASE_SELECTION = _child(
     "base-selection", "base-measures", "ostinato.tasks.evaluation.base_models.run",
     BaseSelectionRequest, BaseMeasures, "problems checkpoint",
@@ -178,7 +184,7 @@ CYCLE = Stage(
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
-        PROBLEMS, ENVIRONMENTS, CORPUS, PRETRAINING, MTP, SPECULATION, REINFORCEMENT, EVALUATION,
+        PROBLEMS, ENVIRONMENTS, CORPUS, PRETRAINING, MTP, SPECULATION, PROBING, REINFORCEMENT, EVALUATION,
         OWN_STAGE, ENDPOINT, BASE_SELECTION, FORMAT_TRIAL, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
     )
 }

@@ -13,6 +13,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.settings import Settings
 
 SOURCES = "sources"  # metadata key: source archives and git repositories
+SOLVED = "solved"  # metadata key of probes: number of problems by solved attempts
 _INDENT = "    "
 
 
@@ -27,6 +28,9 @@ class Ancestor(Record):
     sources: tuple[str, ...] = Field(description="packages at a version, git repositories")
     served: tuple[str, ...] = Field(
         description="promotions and rollbacks that made it the champion of a serving line"
+    )
+    solved: dict[str, int] = Field(
+        default={}, description="problems of probes by solved attempts, such as 1 of 4"
     )
     parents: tuple["Ancestor", ...]
 
@@ -48,6 +52,7 @@ def _trace(artifacts: Artifacts, ledger: Ledger, ref: ArtifactRef) -> Ancestor:
         size_bytes=sum(file.size_bytes for file in manifest.files),
         changed_files=manifest.changed_files,
         sources=tuple(manifest.metadata.get(SOURCES, ())),
+        solved=manifest.metadata.get(SOLVED, {}),
         served=tuple(_describe(ledger, row) for row in history if row.checkpoint_id == str(ref)),
         parents=tuple(
             # found by fingerprint, because version numbers differ between ledgers
@@ -69,6 +74,7 @@ def describe(node: Ancestor, depth: int = 0, seen: set[str] | None = None) -> It
         f"{node.size_bytes:,} bytes"
     )
     facts = [*node.served, *(f"source {source}" for source in node.sources)]
+    facts += [f"{count} problems solved in {part} attempts" for part, count in node.solved.items()]
     if node.changed_files:
         facts.append(f"code changed while it was made: {', '.join(node.changed_files)}")
     yield from (f"{_INDENT * depth}  | {fact}" for fact in facts)

@@ -16,6 +16,8 @@ from ostinato.infra.sandbox.protocol import RUNNER_PACKAGES
 from ostinato.tasks.grading.environments import EnvironmentConfig
 from ostinato.tasks.records import Split
 
+PROBLEMS_FILE = "problems.jsonl"  # of a set: a problem per line
+
 
 class Kind(StrEnum):
     """Ways to make a problem."""

@@ -9,9 +9,9 @@ from ostinato.infra.agent.config import HarnessConfig, PromptFacts, RecentFile
 from ostinato.infra.agent.regions import RegionError, open_region
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.config import PROBLEMS_FILE
 from ostinato.tasks.records import Problem, Split
 
-PROBLEMS_FILE = "problems.jsonl"
 REPOSITORIES_FOLDER = "repositories"
 
 

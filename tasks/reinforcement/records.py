@@ -62,6 +62,9 @@ class ReinforcementRequest(ReinforcementConfig):
     search_directory: str | None = Field(
         default=None, description="encoder of code search; None: search by words only"
     )
+    probes_directory: str | None = Field(
+        default=None, description="probes of the problems; None: RL begins without solve rates"
+    )
 
     def placement(self) -> dict[str, set[str]]:
         """Fields that say where the run is computed and do not change its result."""

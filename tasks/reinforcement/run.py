@@ -37,9 +37,10 @@ from ostinato.tasks.reinforcement.reporting import RunReporter
 from ostinato.tasks.reinforcement.services import RunServices, chain_id_of, open_services
 from ostinato.tasks.reinforcement.step_samples import StepSamples
 from ostinato.tasks.rollout.attempted_problems import choose_attempted
-from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory
+from ostinato.tasks.rollout.curriculum import GroupHistory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
+from ostinato.tasks.rollout.probes import open_curriculum
 from ostinato.tasks.rollout.steps import RunProgress, StepRequest
 
 logger = logging.getLogger(__name__)
@@ -117,12 +118,7 @@ class TrainingLoop:
                 "wanted at least 1"
             )
         problems = choose_attempted(problems, request.harness)
-        curriculum = Curriculum(
-            problems,
-            request.rollout.curriculum,
-            group_size=request.rollout.group_size,
-            seed=request.rollout.seed,
-        )
+        curriculum = open_curriculum(problems, request.rollout, request.probes_directory)
         self.reporter.restore_step(status.step, status.weight_version)
         history = GroupHistory(self.workspace.directory / "groups.jsonl")
         untrained = self.journal.restore(status.step)

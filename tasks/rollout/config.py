@@ -1,5 +1,6 @@
 """Settings of rollouts: slots, staleness, retries."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -44,6 +45,9 @@ SAMPLERS = PluginGroup(
     "sampler",
     {"constant": "ostinato.tasks.rollout.attempts:constant_temperature"},
 )
+PROBE_ATTEMPTS = 4  # at each problem
+START_PROBES = "start"
+PROBES_FILE = "probes.json"  # of an artifact: a scorecard
 
 
 class StalenessConfig(Record):
@@ -78,6 +82,14 @@ class StalenessConfig(Record):
         return step % self.update_interval_steps == 0
 
 
+def _known_probes(name: str) -> str:
+    if name != START_PROBES and not re.fullmatch(r"probes/[\w.-]+@\d+", name):
+        raise ValueError(
+            f"wanted probes/NAME@VERSION, as `ostinato problems probe` prints it, or {START_PROBES!r}"
+        )
+    return name
+
+
 class CurriculumConfig(Record):
     """Choice of problems."""
 
@@ -87,6 +99,14 @@ class CurriculumConfig(Record):
     revisit_groups: NonNegativeInt = 0
     """groups of other problems before a problem may be drawn again; 0: each problem is drawn once, and
     the run ends when all have been"""
+    probes: Annotated[str, AfterValidator(_known_probes)] | None = None
+    """attempts of a checkpoint at the training problems, made before RL. Problems that every attempt solved
+    are left out, and the weights of the others begin with the counts of these attempts.
+    probes/NAME@VERSION: probes that `ostinato problems probe` made; start: 4 attempts at each problem by the
+    checkpoint that RL starts from; None: RL begins with all problems"""
+    unsolved_share: Share = 0.25
+    """share of the problems without a solved attempt of the probes that RL keeps, drawn by rollout.seed; read
+    only with `probes`"""
 
 
 class RolloutConfig(Record):

@@ -30,6 +30,7 @@ NOT_RUN = {
     "export REFERENCE out/ --adapter": "needs a run with adapters; tests/flows/test_sft.py",
     "import": "fetches from hub or index; tests/unit/flows/commands/test_models.py",
     "plan --recipe kimi_k2": "walks a step; tests/unit/flows/commands/test_planning.py",
+    "problems probe": "attempts every training problem; tests/flows/test_problem_probing.py",
     "problems from": "proves problems for minutes; tests/flows/test_problems_from.py",
     "run": "trains for longer than a test may, or needs a cluster",
     "try": "builds problems of sixteen packages; tests/flows/test_format_trial.py",

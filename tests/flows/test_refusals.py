@@ -20,6 +20,11 @@ from ostinato.infra.platform.errors import ConfigError
         (["evaluate", "--checkpoint", "candidate/nano@99"], "'candidate/nano@99' is not in"),
         (["evaluate", "--checkpoint", "champion"], "'nano' has no checkpoint"),
         (["evaluate"], "recipe 'nano' has no trained checkpoint"),
+        (["problems", "probe"], "recipe 'nano' has no trained checkpoint"),
+        (
+            ["problems", "probe", "--checkpoint", "reinforced/nano@9"],
+            "nano@9' is not in the ledger",
+        ),
         (["replay", "--run", "nano-seed9"], "no RL run with a finished step"),
     ],
 )

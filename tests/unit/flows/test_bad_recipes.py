@@ -30,6 +30,10 @@ FIRST_PHASE = f"pretraining.phases=[{{{PHASE}}}]"
         ),
         ("model.max_sequence_tokens=many", r"model.max_sequence_tokens = 'many', but 512 in"),
         ("name.first=3", "name.first: name is 'nano', wanted a section"),
+        (
+            'rollout.curriculum.probes="scorecard/nano@1"',
+            r"curriculum\.probes = 'scorecard/nano@1': .*wanted probes/NAME@VERSION",
+        ),
         ("grading=a", "grading = 'a': .* valid dictionary"),
         ("model=a", "model = 'a': .* valid dictionary"),
         ("cycle.gate=[1]", r"cycle.gate = \[1\]: .* valid dictionary"),

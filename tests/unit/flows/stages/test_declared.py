@@ -20,6 +20,7 @@ def requests_of(recipe: Recipe) -> dict[str, BaseModel]:
         "problems": {"archives_directory": Path("archives")},
         "reinforcement": {"run_id": "", **dict(recipe.reinforcement)},
         "evaluation": {"checkpoint_name": "pretrained/miniature@1"},
+        "probing": {"checkpoint_name": "pretrained/miniature@1"},
         "own-stage": {"stage_name": "rounded", "settings": {}},
         "base-selection": {"sources": (), "humaneval": ""},
         "format-trial": {"formats": ({"dialect": "hermes"},)},
@@ -55,7 +56,10 @@ def changed_stages(override: str) -> tuple[set[str], set[str]]:
         ("reinforcement.max_steps=3", {"reinforcement"}),
         ("corpus.held_out_share=0.2", {"corpus"}),
         ("retrieval.contrastive.epochs=7", {"retrieval"}),
-        ("harness.max_turns=3", {"corpus", "reinforcement", "evaluation", "format-trial"}),
+        (
+            "harness.max_turns=3",
+            {"corpus", "probing", "reinforcement", "evaluation", "format-trial"},
+        ),
     ],
 )
 def test_a_setting_decides_the_stages_whose_request_holds_it(

@@ -15,6 +15,7 @@ from ostinato.infra.platform.settings import Settings
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, judge_by_oracle
 from ostinato.tasks.problems.config import ProblemsRequest
+from ostinato.tasks.problems.published import read_problems
 from ostinato.tasks.problems.run import prepare_parts
 from ostinato.tasks.problems.shipped import SETS, find_set
 from ostinato.tasks.records import Problem, Split
@@ -40,6 +41,13 @@ def test_a_shipped_set_is_that_of_its_recipe(name: str) -> None:
     card, content = found
     assert hashlib.sha256(content).hexdigest() == card.sha256
     assert content.count(b"\n") == card.result.num_problems
+
+
+def test_stored_lines_of_a_shipped_set_are_those_of_its_problems(lines: list[bytes]) -> None:
+    """A set that is built again has the same checksum. No stored problem has a solve rate."""
+    problems = read_problems(b"\n".join(lines), "problems_16")
+    assert [problem.model_dump_json().encode() for problem in problems] == lines
+    assert {problem.solve_rate for problem in problems} == {None}
 
 
 def test_no_repository_is_in_two_splits(lines: list[bytes]) -> None:
