@@ -6,6 +6,7 @@ only copied. The options `index-url`, `extra-index-url`, `find-links`, `no-index
 """
 
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -15,9 +16,10 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from packaging.version import InvalidVersion, Version
@@ -32,6 +34,7 @@ from tenacity import (
 from unearth import Link, PackageFinder, TargetPython
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import HashMismatchError, UnpackError
+from unearth.evaluator import Package
 from unearth.fetchers import PyPIClient
 from unearth.finder import Source
 from unearth.preparer import download_link
@@ -44,6 +47,7 @@ _SECONDS = 300  # for one package
 _INSTALL_SECONDS = 1800  # for many
 _MAX_FILE_BYTES = 4 << 30
 _ATTEMPTS = 6  # as pip's
+_MAX_REDIRECTS = 5
 # settings of pip that change what it says, or forbid `--target`
 _PIP_VARIABLES = {"PIP_QUIET": "0", "PIP_VERBOSE": "0", "PIP_USER": "0"}
 _ON = ("1", "true", "yes", "on")
@@ -194,6 +198,76 @@ def fetch_file(
             raise ConfigError(f"{best.redacted}: {error}") from None
 
 
+class PackageIndexes:
+    """The indexes and folders that pip is configured with, read for somebody who must not see their credentials."""
+
+    def __init__(self, may_fetch: Callable[[str, int], bool]) -> None:
+        """`may_fetch`: whether a file may come from a host and port that no index is at. ConfigError for settings of
+        pip that cannot be used.
+        """
+        settings = read_pip_settings()
+        self._places = list(_find_places(settings))
+        self._origins = {_origin_of(place["url"]) for place in self._places}
+        self._may_fetch = may_fetch
+        self._client = _open_client(settings, self._places, [])
+
+    def find(self, name: str) -> list[Link]:
+        """All files of a package; none for an unknown package. ConfigError when nothing was found, and an index could
+        not be read.
+        """
+        found: list[Link] = []
+        unread: list[str] = []
+        for place in self._places:
+            try:
+                files = _find_files(self._client, place, name, fits_interpreter=False)
+                found += [file.link for file in files]
+            except (httpx2.HTTPError, OSError, ValueError, TypeError, AttributeError) as error:
+                unread.append(f"{_shown(place)} is no index: {type(error).__name__}")
+        if unread and not found:
+            raise ConfigError("; ".join(unread))
+        return found
+
+    def download(self, link: Link, path: Path, max_bytes: int, seconds: float) -> None:
+        """Copies a file to `path`, and compares it with the checksum that the index states. ConfigError when it is
+        missing, larger than `max_bytes`, slower than `seconds`, or differs. Each redirect is judged like a link.
+        """
+        url, ends_at, digest = link.normalized, time.monotonic() + seconds, hashlib.sha256()
+        for _ in range(_MAX_REDIRECTS):
+            self._refuse_place(url)
+            with self._client.stream("GET", url, follow_redirects=False) as answer:
+                if answer.next_request is not None:
+                    url = str(answer.next_request.url)
+                    if not url.startswith(("http://", "https://")):
+                        raise ConfigError(f"{link.filename}: the index redirects to a local file")
+                    continue
+                if answer.is_error:
+                    raise ConfigError(f"{link.filename}: the index answered {answer.status_code}")
+                with path.open("wb") as file:
+                    for piece in answer.iter_raw():
+                        digest.update(piece)
+                        if file.tell() + len(piece) > max_bytes or time.monotonic() > ends_at:
+                            raise ConfigError(
+                                f"{link.filename} is more than {max_bytes} bytes or {seconds:g} s"
+                            )
+                        file.write(piece)
+            break
+        else:
+            raise ConfigError(
+                f"{link.filename}: the index redirects more than {_MAX_REDIRECTS} times"
+            )
+        if (wanted := _sha256_of(link)) not in ("", digest.hexdigest()):
+            raise ConfigError(f"{link.filename} has sha256 {digest.hexdigest()}, wanted {wanted}")
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _refuse_place(self, url: str) -> None:
+        scheme, host, port = origin = _origin_of(url)
+        if origin not in self._origins and not (scheme != "file" and self._may_fetch(host, port)):
+            raise ConfigError(f"the index leads to {host}:{port}, wanted a public address")
+
+
 def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
     """Indexes and folders that may name files, in the order in which they are preferred."""
     for place in settings.get("find-links", "").split():
@@ -208,18 +282,26 @@ def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
 def _find_links(
     client: Any, place: Source, name: str, version: str, *, is_wheel: bool
 ) -> Iterator[Link]:
-    """Files of a version at an index or folder, best first. Links of a network page to local files are ignored."""
+    """Files of a version at an index or folder, best first."""
+    for package in _find_files(client, place, name, fits_interpreter=is_wheel):
+        if package.link.filename.endswith(".whl" if is_wheel else SUFFIXES) and _is_version(
+            package.version or "", version
+        ):
+            yield package.link
+
+
+def _find_files(
+    client: Any, place: Source, name: str, *, fits_interpreter: bool
+) -> Iterator[Package]:
+    """Files of a package at an index or folder, best first, without links of a network page to local files."""
     # the default drops the micro version: 3.11 for 3.11.9
     python = TargetPython(py_ver=sys.version_info[:3])
-    finder = PackageFinder(client, target_python=python, ignore_compatibility=not is_wheel)
+    finder = PackageFinder(client, target_python=python, ignore_compatibility=not fits_interpreter)
     finder.sources = [place]
     is_local = not place["url"].startswith(("http://", "https://"))
     for package in finder.find_all_packages(name, allow_yanked=True):
-        is_wanted = package.link.filename.endswith(
-            ".whl" if is_wheel else SUFFIXES
-        ) and _is_version(package.version or "", version)
-        if is_wanted and (is_local or not package.link.is_file):
-            yield package.link
+        if is_local or not package.link.is_file:
+            yield package
 
 
 def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: list[str]) -> Any:
@@ -259,6 +341,14 @@ def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: 
 def _shown(place: Source) -> str:
     """URL of an index or folder without user name and password."""
     return Link(place["url"]).redacted
+
+
+def _origin_of(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port of an index, folder or file."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return "file", "", 0
+    return parts.scheme, parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
 
 
 def _sha256_of(link: Link) -> str:

@@ -116,7 +116,7 @@ class TrainingLoop:
                 f"{request.problems_directory} holds 0 problems of split {request.split}, "
                 "wanted at least 1"
             )
-        problems = choose_attempted(problems, request.harness)
+        problems = choose_attempted(problems, request.harness, request.sandboxes)
         curriculum = Curriculum(
             problems,
             request.rollout.curriculum,
