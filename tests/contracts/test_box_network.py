@@ -64,8 +64,17 @@ async def test_attempts_at_a_time_fetch_a_file_once(index: LocalIndex) -> None:
 
 
 @pytest.mark.asyncio
-async def test_own_package_of_a_problem_is_refused(index: LocalIndex) -> None:
-    async with open_environment(WITH_INDEX) as open_box, open_box({"Tiny.Words"}) as box:
-        assert "403" in await box.python(FETCH)
-    assert [each.reason for each in box.requests] == [f"the problem was made from package {NAME}"]
-    assert index.asked == []
+async def test_own_package_of_a_problem_is_refused_also_by_a_link_that_another_attempt_saw(
+    index: LocalIndex,
+) -> None:
+    async with open_environment(WITH_INDEX) as open_box:
+        async with open_box() as other:
+            await other.python(FETCH)
+            path = other.requests[1].path
+        async with open_box({"Tiny.Words"}) as box:
+            assert "403" in await box.python(FETCH)
+            assert "made from" in await box.shell(f"curl -s ${{PIP_INDEX_URL%/simple}}{path}")
+            moved = path.replace(NAME, "other", 1)
+            assert "no page" in await box.shell(f"curl -s ${{PIP_INDEX_URL%/simple}}{moved}")
+    assert len(box.requests) == 3
+    assert not any(each.allowed for each in box.requests)

@@ -100,6 +100,7 @@ class NetworkRequest(Record):
     host: str = Field(description="HOST:PORT, or index")
     path: str = Field(description="path and query; empty for a TLS connection")
     sent_bytes: int = Field(description="bytes from the box, without the request's head")
-    received_bytes: int = Field(description="bytes to the box, without the answer's head")
+    received_bytes: int
+    """bytes to the box, without the answer's head; of the index, the size of the file"""
     allowed: bool
     reason: str = Field(description="why it was refused or cut; empty: it ended normally")

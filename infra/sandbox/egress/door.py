@@ -14,7 +14,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.platform.errors import ConfigError, SandboxError
 from ostinato.infra.platform.packages import read_pip_settings
 from ostinato.infra.sandbox.egress.config import EgressConfig, NetworkRequest
 from ostinato.infra.sandbox.egress.dialing import dial
@@ -37,9 +37,10 @@ _DAY_SECONDS = 86_400.0
 class Door:
     """The network of one attempt. It is closed when the attempt ends."""
 
-    def __init__(self, socket_path: Path, config: EgressConfig) -> None:
-        self.mounts: Mapping[str, Path] = {SOCKET: socket_path, PACKAGES: _prepare_site(config)}
-        self.variables = _variables(config)
+    def __init__(self, socket_path: Path, site: Path, variables: Mapping[str, str]) -> None:
+        """`site`: folder of certificates and pip. `variables`: by which programs in the box find the network."""
+        self.mounts: Mapping[str, Path] = {SOCKET: socket_path, PACKAGES: site}
+        self.variables = variables
 
     @asynccontextmanager
     async def forwarded(self, sandbox: Sandbox) -> AsyncIterator[None]:
@@ -62,8 +63,9 @@ class Doors:
     """Doors of all attempts of one process. Belongs to its event loop."""
 
     def __init__(self, config: EgressConfig, dial: Dial = dial) -> None:
-        """`dial` connects to allowed addresses."""
+        """`dial` connects to allowed addresses. ConfigError when pip's settings cannot be used."""
         self._config, self._dial = config, dial
+        self._site, self._variables = _prepare_site(config), _variables(config)
         self._mirror = IndexMirror(config) if config.has_index else None
         self._folder = Path(tempfile.mkdtemp(prefix="ostinato-egress-"))
         self._numbers = iter(range(1 << 62))
@@ -80,7 +82,7 @@ class Doors:
         path = self._folder / f"{next(self._numbers)}.sock"
         server = await asyncio.start_unix_server(proxy.serve, path)
         try:
-            yield Door(path, config)
+            yield Door(path, self._site, self._variables)
         finally:
             server.close()
             await proxy.close()
@@ -102,15 +104,15 @@ def packages_of_pip() -> frozenset[str]:
 def _pip_folder() -> Path:
     found = find_spec("pip")
     if found is None or found.origin is None:
-        raise SandboxError("pip is not installed, but boxes with a package index need it")
+        raise ConfigError("pip is not installed, wanted it for sandbox.egress.allow")
     return Path(found.origin).parent
 
 
 def _prepare_site(config: EgressConfig) -> Path:
-    """Folder with certificates and, for an index, this environment's pip."""
+    """Folder with certificates and, for an index, this environment's pip. Boxes have none of their own."""
     pip = _pip_folder()
-    given = read_certificates()
-    certificates = Path(given) if given else pip / "_vendor" / "certifi" / "cacert.pem"
+    given = read_pip_settings().get("cert") or pip / "_vendor" / "certifi" / "cacert.pem"
+    certificates = Path(given)
 
     def fill(folder: Path) -> None:
         shutil.copyfile(certificates, folder / _CERTIFICATES)
@@ -125,16 +127,13 @@ def _prepare_site(config: EgressConfig) -> Path:
                 program.write_text(_PIP)
                 program.chmod(0o755)
 
-    changed_at = str(certificates.stat().st_mtime_ns)
+    try:
+        changed_at = str(certificates.stat().st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"pip's setting cert is {given}, wanted a file: {error}") from None
     return prepare(
         "egress", key_of(version("pip"), str(config.has_index), str(certificates), changed_at), fill
     )
-
-
-@functools.cache
-def read_certificates() -> str:
-    """The file of certificates in pip's settings. Empty: there is none."""
-    return read_pip_settings().get("cert", "")
 
 
 def _variables(config: EgressConfig) -> dict[str, str]:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from ostinato.infra.sandbox.egress.dialing import Missing, Refusal, Unreachable,
 
 logger = logging.getLogger(__name__)
 _PAGE_SECONDS = 600.0  # age after which a page is read again
+_THREADS = 8
 _KEPT_BYTES = 4 << 30  # of all files; the least recently used are removed first
 _Result = TypeVar("_Result")
 
@@ -37,23 +39,27 @@ class IndexMirror:
         self._config = config
         self._indexes = PackageIndexes(leads_outside)
         self._folder = Path(tempfile.mkdtemp(prefix="ostinato-index-"))
-        self._links: dict[str, Link] = {}  # by the token in a file's URL
+        self._links: dict[tuple[str, str], Link] = {}  # by package and the token in a file's URL
+        # an index that does not answer must not hold the threads of others
+        self._threads = ThreadPoolExecutor(_THREADS, "index")
         self._pages: dict[str, asyncio.Task[list[Link]]] = {}
         self._pages_end_at = 0.0
         self._files: dict[str, asyncio.Task[Path]] = {}
 
     async def page(self, package: str) -> bytes:
-        """The page of a package in HTML, with links to `/files/TOKEN/NAME`. Missing for an unknown package."""
+        """The page of a package in HTML, with links to /files/PACKAGE/TOKEN/NAME. Missing for an unknown package."""
         if time.monotonic() > self._pages_end_at:
             self._pages, self._pages_end_at = {}, time.monotonic() + _PAGE_SECONDS
         links = await _once(self._pages, package, lambda: self._find(package))
         if not links:
             raise Missing(f"the index has no package {package}")
-        return "\n".join(["<!DOCTYPE html>", *map(self._row, links)]).encode()
+        return "\n".join(
+            ["<!DOCTYPE html>", *(self._row(package, link) for link in links)]
+        ).encode()
 
-    async def open_file(self, token: str, name: str) -> BinaryIO:
-        """A file whose link a page had, or its metadata. Missing for an unknown link."""
-        link = self._links.get(token)
+    async def open_file(self, package: str, token: str, name: str) -> BinaryIO:
+        """A file whose link the package's page had, or its metadata. Missing for an unknown link."""
+        link = self._links.get((package, token))
         if link is None:
             raise Missing("no page of this process had the link")
         if name == f"{link.filename}.metadata" and link.dist_info_link is not None:
@@ -65,6 +71,7 @@ class IndexMirror:
     def close(self) -> None:
         """Ends the connections and removes the files."""
         self._indexes.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _find(self, package: str) -> list[Link]:
@@ -87,14 +94,15 @@ class IndexMirror:
     async def _outside(self, what: str, call: Callable[..., Any], *arguments: Any) -> Any:
         """A blocking call in a thread. Unreachable without the index's URL when it fails."""
         try:
-            return await asyncio.to_thread(call, *arguments)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, call, *arguments)
         except (ConfigError, httpx2.HTTPError, OSError) as error:
             logger.warning("index gave no %s: %s", what, error)
             raise Unreachable(f"the index gave no {what}") from None
 
-    def _row(self, link: Link) -> str:
+    def _row(self, package: str, link: Link) -> str:
         token = hashlib.sha256(link.normalized.encode()).hexdigest()[:32]
-        self._links[token] = link
+        self._links[package, token] = link
         stated = {
             "data-requires-python": link.requires_python,
             "data-yanked": None if link.yank_reason is None else str(link.yank_reason),
@@ -106,7 +114,7 @@ class IndexMirror:
         checksum = (link.hash_option or {}).get("sha256")
         fragment = f"#sha256={checksum[0]}" if checksum else ""
         name = link.filename
-        url = html.escape(f"/files/{token}/{quote(name)}{fragment}")
+        url = html.escape(f"/files/{package}/{token}/{quote(name)}{fragment}")
         return f'<a href="{url}"{given}>{html.escape(name)}</a><br>'
 
 

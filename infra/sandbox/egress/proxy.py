@@ -6,6 +6,7 @@ to the client, which must ask again.
 
 import asyncio
 import contextlib
+import io
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
@@ -97,12 +98,13 @@ class AttemptProxy:
         self._closed_packages = {canonicalize_name(name) for name in closed_packages}
         self._left_bytes = config.max_attempt_bytes
         self._connections: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection and closes it."""
         task = asyncio.current_task()
         is_full = len(self._connections) >= _MAX_CONNECTIONS or len(self._requests) >= _MAX_REQUESTS
-        if task is None or is_full:
+        if task is None or is_full or self._is_closed:
             writer.close()
             return
         self._connections.add(task)
@@ -122,7 +124,8 @@ class AttemptProxy:
             writer.close()
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Ends all connections, also those that are not served yet."""
+        self._is_closed = True
         tasks = list(self._connections)
         for task in tasks:
             task.cancel()
@@ -163,6 +166,7 @@ class AttemptProxy:
                 raise Refusal("no request")
             target = request.target.decode("ascii")
             note.method, note.host = request.method.decode("ascii"), target
+            self._count(note)  # an attempt that has used its bytes asks for nothing more
             if request.method == b"CONNECT":
                 await self._tunnel(peer, self._known(target, note), note)
                 return
@@ -203,30 +207,26 @@ class AttemptProxy:
     async def _answer_from_mirror(self, peer: _Peer, method: bytes, note: _Note) -> None:
         if self._mirror is None:
             raise Refusal("index is not in sandbox.egress.allow")
-        is_read = method == b"GET"
-        match urlsplit(note.path).path.strip("/").split("/"):
-            case ["simple", name]:
-                package = canonicalize_name(unquote(name))
-                if package in self._closed_packages:
-                    raise Refusal(f"the problem was made from package {package}")
-                content = await self._mirror.page(package)
-                note.is_allowed = True
-                await peer.send(_answer(200, _described(b"text/html", len(content))))
-                if is_read:
-                    self._count(note, received=len(content))
-                    await peer.send(h11.Data(data=content))
-            case ["files", token, name]:
-                with await self._mirror.open_file(token, unquote(name)) as file:
-                    size = file.seek(0, 2)
-                    file.seek(0)
-                    note.is_allowed = True
-                    await peer.send(_answer(200, _described(b"application/octet-stream", size)))
-                    while is_read and (piece := file.read(_PIECE_BYTES)):
-                        self._count(note, received=len(piece))
-                        await peer.send(h11.Data(data=piece))
-            case _:
-                raise Refusal("wanted /simple/PACKAGE/ or a link of such a page")
-        await peer.send(h11.EndOfMessage())
+        kind, *names = unquote(urlsplit(note.path).path).strip("/").split("/")
+        if (kind, len(names)) not in (("simple", 1), ("files", 3)):
+            raise Refusal("wanted /simple/PACKAGE/ or a link of such a page")
+        package = canonicalize_name(names[0])
+        if package in self._closed_packages:
+            raise Refusal(f"the problem was made from package {package}")
+        if kind == "simple":
+            file, described = io.BytesIO(await self._mirror.page(package)), b"text/html"
+        else:
+            file = await self._mirror.open_file(package, *names[1:])
+            described = b"application/octet-stream"
+        with file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            self._count(note, received=size)  # it was fetched, whatever part of it the box reads
+            note.is_allowed = True
+            await peer.send(_answer(200, _described(described, size)))
+            while method == b"GET" and (piece := file.read(_PIECE_BYTES)):
+                await peer.send(h11.Data(data=piece))
+            await peer.send(h11.EndOfMessage())
 
     async def _forward(self, peer: _Peer, request: h11.Request, note: _Note) -> None:
         """Answers a request by plain HTTP. A redirect is passed back like any other answer."""
@@ -235,7 +235,7 @@ class AttemptProxy:
         address = self._known(written, note)
         async with self._connected(address, note) as streams:
             far = _Peer(h11.CLIENT, streams, self._config.idle_seconds)
-            path = parts._replace(scheme="", netloc="").geturl() or "/"
+            path = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
             headers = [(b"host", parts.netloc.encode()), (b"connection", b"close")]
             headers += [pair for pair in _passed_on(request) if pair[0] != b"host"]
             ask = h11.Request(method=request.method, target=path, headers=headers)
