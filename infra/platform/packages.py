@@ -6,7 +6,6 @@ only copied. The options `index-url`, `extra-index-url`, `find-links`, `no-index
 """
 
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -47,7 +46,6 @@ _SECONDS = 300  # for one package
 _INSTALL_SECONDS = 1800  # for many
 _MAX_FILE_BYTES = 4 << 30
 _ATTEMPTS = 6  # as pip's
-_MAX_REDIRECTS = 5
 # settings of pip that change what it says, or forbid `--target`
 _PIP_VARIABLES = {"PIP_QUIET": "0", "PIP_VERBOSE": "0", "PIP_USER": "0"}
 _ON = ("1", "true", "yes", "on")
@@ -179,23 +177,29 @@ def fetch_file(
             raise ConfigError("; ".join([f"no {kind} of it at {asked}", *unread]))
         best = min(found, key=lambda link: (_sha256_of(link) != sha256, _rank(link.filename)))
         wanted = sha256 or _sha256_of(best)
-        hashes = {"sha256": [wanted]} if wanted else None
-        ends_at = time.monotonic() + _SECONDS
+        return _download(client, best, folder, wanted, _MAX_FILE_BYTES, _SECONDS)
 
-        def check(link: Link, completed: int, total: int | None) -> None:
-            if completed > _MAX_FILE_BYTES:
-                raise ConfigError(f"{link.redacted} is more than {_MAX_FILE_BYTES} bytes")
-            if time.monotonic() > ends_at:
-                raise ConfigError(f"{link.redacted} did not end in {_SECONDS} s")
 
-        try:
-            return download_link(client, best, folder, hashes, check)
-        except HashMismatchError as error:
-            raise ConfigError(
-                f"{best.redacted} has sha256 {error.actual['sha256']}, wanted {wanted}"
-            ) from None
-        except (UnpackError, httpx2.HTTPError, OSError) as error:
-            raise ConfigError(f"{best.redacted}: {error}") from None
+def _download(
+    client: Any, link: Link, folder: Path, sha256: str, max_bytes: int, seconds: float
+) -> Path:
+    """Path of the downloaded file, or of the local file that the link names. `sha256`: empty for no check."""
+    ends_at = time.monotonic() + seconds
+
+    def check(link: Link, completed: int, total: int | None) -> None:
+        if completed > max_bytes:
+            raise ConfigError(f"{link.redacted} is more than {max_bytes} bytes")
+        if time.monotonic() > ends_at:
+            raise ConfigError(f"{link.redacted} did not end in {seconds:g} s")
+
+    try:
+        return download_link(client, link, folder, {"sha256": [sha256]} if sha256 else None, check)
+    except HashMismatchError as error:
+        raise ConfigError(
+            f"{link.redacted} has sha256 {error.actual['sha256']}, wanted {sha256}"
+        ) from None
+    except (UnpackError, httpx2.HTTPError, OSError) as error:
+        raise ConfigError(f"{link.redacted}: {error}") from None
 
 
 class PackageIndexes:
@@ -210,6 +214,7 @@ class PackageIndexes:
         self._origins = {_origin_of(place["url"]) for place in self._places}
         self._may_fetch = may_fetch
         self._client = _open_client(settings, self._places, [])
+        self._files = _open_client(settings, self._places, [], self._refuse_place)
 
     def find(self, name: str) -> list[Link]:
         """All files of a package; none for an unknown package. ConfigError when nothing was found, and an index could
@@ -227,45 +232,24 @@ class PackageIndexes:
             raise ConfigError("; ".join(unread))
         return found
 
-    def download(self, link: Link, path: Path, max_bytes: int, seconds: float) -> None:
-        """Copies a file to `path`, and compares it with the checksum that the index states. ConfigError when it is
-        missing, larger than `max_bytes`, slower than `seconds`, or differs. Each redirect is judged like a link.
+    def download(self, link: Link, folder: Path, max_bytes: int, seconds: float) -> Path:
+        """Path of a file with the checksum that the index states, in `folder` or where a local index has it. ConfigError
+        when it is missing, larger than `max_bytes`, slower than `seconds`, or differs.
         """
-        url, ends_at, digest = link.normalized, time.monotonic() + seconds, hashlib.sha256()
-        for _ in range(_MAX_REDIRECTS):
-            self._refuse_place(url)
-            with self._client.stream("GET", url, follow_redirects=False) as answer:
-                if answer.next_request is not None:
-                    url = str(answer.next_request.url)
-                    if not url.startswith(("http://", "https://")):
-                        raise ConfigError(f"{link.filename}: the index redirects to a local file")
-                    continue
-                if answer.is_error:
-                    raise ConfigError(f"{link.filename}: the index answered {answer.status_code}")
-                with path.open("wb") as file:
-                    for piece in answer.iter_raw():
-                        digest.update(piece)
-                        if file.tell() + len(piece) > max_bytes or time.monotonic() > ends_at:
-                            raise ConfigError(
-                                f"{link.filename} is more than {max_bytes} bytes or {seconds:g} s"
-                            )
-                        file.write(piece)
-            break
-        else:
-            raise ConfigError(
-                f"{link.filename}: the index redirects more than {_MAX_REDIRECTS} times"
-            )
-        if (wanted := _sha256_of(link)) not in ("", digest.hexdigest()):
-            raise ConfigError(f"{link.filename} has sha256 {digest.hexdigest()}, wanted {wanted}")
+        return _download(self._files, link, folder, _sha256_of(link), max_bytes, seconds)
 
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
+        self._files.close()
 
-    def _refuse_place(self, url: str) -> None:
-        scheme, host, port = origin = _origin_of(url)
-        if origin not in self._origins and not (scheme != "file" and self._may_fetch(host, port)):
-            raise ConfigError(f"the index leads to {host}:{port}, wanted a public address")
+    def _refuse_place(self, request: httpx2.Request) -> None:
+        """Judges a link, and each redirect from it."""
+        url = request.url
+        origin = _origin_of(str(url))
+        is_web = url.scheme in ("http", "https")
+        if not is_web or (origin not in self._origins and not self._may_fetch(*origin[1:])):
+            raise ConfigError(f"the index leads to {origin}, wanted itself or a public address")
 
 
 def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
@@ -304,8 +288,13 @@ def _find_files(
             yield package
 
 
-def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: list[str]) -> Any:
-    """An HTTP client configured by pip's settings. ConfigError when they cannot be used.
+def _open_client(
+    settings: Mapping[str, str],
+    places: Sequence[Source],
+    unread: list[str],
+    judge: Callable[[httpx2.Request], None] = lambda request: None,
+) -> Any:
+    """An HTTP client configured by pip's settings. ConfigError when they cannot be used. `judge` sees each request.
 
     Typed as Any: unearth's annotations are narrower than what its client accepts.
     """
@@ -329,7 +318,7 @@ def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: 
                 prompting=False,
                 index_urls=[place["url"] for place in places],
             ),
-            event_hooks={"response": [note]},
+            event_hooks={"request": [judge], "response": [note]},
         )
     except (OSError, ValueError) as error:  # the URL of a proxy may hold a password
         raise ConfigError(
@@ -344,10 +333,8 @@ def _shown(place: Source) -> str:
 
 
 def _origin_of(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of an index, folder or file."""
+    """Scheme, host and port of an index or file."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):
-        return "file", "", 0
     return parts.scheme, parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
 
 

@@ -229,7 +229,7 @@ async def test_access_ends_with_the_attempt(outside: Outside) -> None:
         async with open_box() as second:
             said = await second.python(
                 f"{CONNECT}import glob\n"
-                "for path in glob.glob('/repo/*') + glob.glob('/*.sock') + glob.glob('/proc/*/root/*.sock'):\n"
+                "for path in glob.glob('/repo/*') + glob.glob('/*.sock') + glob.glob('/proc/*/r*t/*.sock'):\n"
                 "    try: link = socket.socket(socket.AF_UNIX); link.connect(path); print('open', path)\n"
                 "    except OSError: pass\n"
                 "connect('files.test:443', 'files.test')\n"

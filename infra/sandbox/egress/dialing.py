@@ -31,32 +31,30 @@ class Unreachable(Refusal):
     status = 502
 
 
-class ServerName:
-    """The server name in the first bytes of a TLS connection, read by OpenSSL, which answers nothing."""
+def read_server_name(data: bytes) -> tuple[bool, str | None]:
+    """Whether the first bytes of a TLS connection are all there, and the server name in them, read by OpenSSL. None: no
+    name is stated, as for a literal address. Refusal when the bytes are not TLS.
+    """
+    names: list[str | None] = []
 
-    def __init__(self) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.sni_callback = self._note
-        self._given = ssl.MemoryBIO()
-        self._connection = context.wrap_bio(self._given, ssl.MemoryBIO(), server_side=True)
-        self.is_read = False
-        self.name: str | None = None
-        """None: the client states no name, as for a literal address"""
+    def note(_: object, name: str | None, __: object) -> int:
+        names.append(name)
+        return (
+            ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        )  # ends this handshake, whose answer nobody gets
 
-    def feed(self, data: bytes) -> None:
-        """Reads further bytes. Refusal when they are not TLS."""
-        self._given.write(data)
-        try:
-            self._connection.do_handshake()
-        except ssl.SSLWantReadError:
-            return
-        except ssl.SSLError as error:
-            if not self.is_read:
-                raise Refusal(f"not TLS: {error.reason}") from None
-
-    def _note(self, _: object, name: str | None, __: object) -> int:
-        self.is_read, self.name = True, name
-        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME  # ends this handshake
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = note
+    given = ssl.MemoryBIO()
+    given.write(data)
+    try:
+        context.wrap_bio(given, ssl.MemoryBIO(), server_side=True).do_handshake()
+    except ssl.SSLWantReadError:
+        return False, None
+    except ssl.SSLError as error:
+        if not names:
+            raise Refusal(f"not TLS: {error.reason}") from None
+    return True, names[0]
 
 
 async def dial(address: Address) -> Streams:

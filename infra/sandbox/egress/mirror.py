@@ -78,16 +78,16 @@ class IndexMirror:
         return await self._outside(package, self._indexes.find, package)
 
     async def _fetch(self, link: Link, token: str) -> Path:
-        path, config = self._folder / token, self._config
-        limits = (config.max_answer_bytes, config.request_seconds)
+        config = self._config
+        what = (link, self._folder / token, config.max_answer_bytes, config.request_seconds)
         try:
-            await self._outside(link.filename, self._indexes.download, link, path, *limits)
+            path = await self._outside(link.filename, self._indexes.download, *what)
         except Refusal:
-            path.unlink(missing_ok=True)
+            shutil.rmtree(self._folder / token, ignore_errors=True)
             raise
         kept = [key for key, task in self._files.items() if task.done()]
-        while kept and sum(item.stat().st_size for item in self._folder.iterdir()) > _KEPT_BYTES:
-            (self._folder / kept[0]).unlink(missing_ok=True)
+        while kept and sum(item.stat().st_size for item in self._folder.glob("*/*")) > _KEPT_BYTES:
+            shutil.rmtree(self._folder / kept[0], ignore_errors=True)
             del self._files[kept.pop(0)]
         return path
 

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from ostinato.infra.platform.telemetry import fields
 from ostinato.infra.sandbox.egress.config import INDEX, Address, EgressConfig, NetworkRequest
-from ostinato.infra.sandbox.egress.dialing import Refusal, ServerName, Streams, dial
+from ostinato.infra.sandbox.egress.dialing import Refusal, Streams, dial, read_server_name
 from ostinato.infra.sandbox.egress.mirror import IndexMirror
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _OF_CONNECTION = frozenset(
 
 @dataclass(slots=True)
 class _Note:
-    """What is known of a request so far."""
+    """State of one request."""
 
     at: float
     method: str = ""
@@ -297,19 +297,17 @@ class AttemptProxy:
 
     async def _read_hello(self, peer: _Peer, address: Address, note: _Note) -> bytes:
         """The first bytes of a TLS connection. Refusal when they name another server than the address's."""
-        data, stated = peer.http.trailing_data[0], ServerName()
-        stated.feed(data)
-        while not stated.is_read:
+        data = peer.http.trailing_data[0]
+        while not (parsed := read_server_name(data))[0]:
             async with asyncio.timeout(self._config.idle_seconds):
                 piece = await peer.reader.read(_PIECE_BYTES)
             data += piece
             if not piece or len(data) > _MAX_HELLO_BYTES:
                 raise Refusal("no TLS server name came")
-            stated.feed(piece)
         self._count(note, sent=len(data))
-        wanted = None if address.is_literal else address.host
-        if (stated.name and stated.name.lower()) != wanted:
-            raise Refusal(f"TLS asks for {stated.name}, wanted {wanted or 'no name'}")
+        name, wanted = parsed[1], None if address.is_literal else address.host
+        if (name and name.lower()) != wanted:
+            raise Refusal(f"TLS asks for {name}, wanted {wanted or 'no name'}")
         return data
 
 

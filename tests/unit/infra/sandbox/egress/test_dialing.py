@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from ostinato.infra.sandbox.egress.config import Address
-from ostinato.infra.sandbox.egress.dialing import Refusal, ServerName, is_public, resolve
+from ostinato.infra.sandbox.egress.dialing import Refusal, is_public, read_server_name, resolve
 
 INSIDE = (
     *(
@@ -66,14 +66,11 @@ def hello(name: str | None) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["files.example.org", None])
-@pytest.mark.parametrize("piece_bytes", [1, 40, 9999])
-def test_server_name_is_read_from_pieces(name: str | None, piece_bytes: int) -> None:
-    stated, data = ServerName(), hello(name)
-    for start in range(0, len(data), piece_bytes):
-        assert not stated.is_read
-        stated.feed(data[start : start + piece_bytes])
-    assert stated.is_read
-    assert stated.name == name
+def test_server_name_is_read_once_all_bytes_are_there(name: str | None) -> None:
+    data = hello(name)
+    for size in (0, 1, 5, 40, len(data) - 1):
+        assert read_server_name(data[:size]) == (False, None)
+    assert read_server_name(data) == (True, name)
 
 
 @pytest.mark.parametrize(
@@ -81,4 +78,4 @@ def test_server_name_is_read_from_pieces(name: str | None, piece_bytes: int) -> 
 )
 def test_what_is_no_tls_is_refused(data: bytes) -> None:
     with pytest.raises(Refusal, match="not TLS"):
-        ServerName().feed(data)
+        read_server_name(data)
