@@ -56,6 +56,7 @@ def changed_stages(override: str) -> tuple[set[str], set[str]]:
         ("corpus.held_out_share=0.2", {"corpus"}),
         ("retrieval.contrastive.epochs=7", {"retrieval"}),
         ("harness.max_turns=3", {"corpus", "reinforcement", "evaluation", "format-trial"}),
+        ("sandbox.egress.allow=['index']", {"reinforcement", "evaluation", "format-trial"}),
     ],
 )
 def test_a_setting_decides_the_stages_whose_request_holds_it(

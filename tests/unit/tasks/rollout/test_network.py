@@ -1,26 +1,26 @@
 """An attempt with a network: its requests are in its record, and no box that judges it has the network."""
 
-import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.loop.attempt import run_agent
-from ostinato.infra.sandbox.egress.config import EgressConfig
-from ostinato.infra.sandbox.egress.door import Doors
+from ostinato.infra.sandbox.egress.config import EgressConfig, SandboxConfig
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.grading.config import GradingConfig
-from ostinato.tasks.grading.grade import make_grader
+from ostinato.tasks.problems.published import write_problems
 from ostinato.tasks.records import Problem, Trajectory
+from ostinato.tasks.rollout.config import WorkerSetup
+from ostinato.tasks.rollout.graded_worker import build_worker
 from ostinato.tasks.rollout.payload import trajectory_from_bytes, trajectory_to_bytes
 from ostinato.tasks.rollout.records import AttemptRequest
-from ostinato.tasks.rollout.sandboxes import Sandboxes
-from ostinato.tasks.rollout.worker import RolloutWorker
 from tests.fakes.answering_model import AnsweringModel
 from tests.fakes.local_index import NAME, LocalIndex, served_index
+from tests.fakes.one_line_problem import write_package
 
 ASK = f"curl -s $PIP_INDEX_URL/{NAME}/ $PIP_INDEX_URL/pkg/"
 # right in a box with a network, wrong in one without
@@ -32,6 +32,10 @@ TRY = "python3 -c 'import pkg.code; print(pkg.code.one())'"
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalIndex]:
     with served_index(monkeypatch) as index:
         yield index
+
+
+SOURCE = "def one():\n    return 1\n\n\ndef two():\n    return 2\n"
+TESTS = "from pkg.code import one\n\n\ndef test_one():\n    assert one() == 1\n"
 
 
 def answer_by_turn(conversation: str) -> str:
@@ -47,18 +51,25 @@ def answer_by_turn(conversation: str) -> str:
 
 @pytest.mark.asyncio
 async def test_boxes_that_judge_have_no_network_and_requests_are_recorded(
-    renderer: Renderer, repository: PreparedRepository, problem: Problem, index: LocalIndex
+    renderer: Renderer,
+    repository: PreparedRepository,
+    problem: Problem,
+    index: LocalIndex,
+    tmp_path: Path,
 ) -> None:
-    sandboxes = Sandboxes(
-        [repository], concurrent_trajectories=2, doors=Doors(EgressConfig(allow=("index",)))
-    )
-    worker = RolloutWorker(
-        converse=partial(run_agent, AnsweringModel(renderer, answer_by_turn), renderer),
+    write_problems(tmp_path / "set", [problem])
+    kept = tmp_path / "set" / "repositories" / repository.name
+    write_package(kept / "files", SOURCE, TESTS).save()
+    setup = WorkerSetup(
+        tokenizer_directory="",
+        problems_directory=str(tmp_path / "set"),
         harness=HarnessConfig(context_tokens=6000, max_generated_tokens=3000),
-        sandboxes=sandboxes,
-        grade=make_grader(GradingConfig()),
-        clock=time.monotonic,
+        grading=GradingConfig(),
+        concurrent_trajectories=2,
+        sandboxes=SandboxConfig(egress=EgressConfig(allow=("index",))),
     )
+    model = AnsweringModel(renderer, answer_by_turn)
+    worker = build_worker(setup, partial(run_agent, model, renderer))
     try:
         ended = await worker.attempt(AttemptRequest("run.g0.t0", "run.g0", problem, 0, 0, 1))
     finally:
