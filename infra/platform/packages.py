@@ -244,12 +244,15 @@ class PackageIndexes:
         self._files.close()
 
     def _refuse_place(self, request: httpx2.Request) -> None:
-        """Judges a link, and each redirect from it."""
-        url = request.url
-        origin = _origin_of(str(url))
-        is_web = url.scheme in ("http", "https")
-        if not is_web or (origin not in self._origins and not self._may_fetch(*origin[1:])):
-            raise ConfigError(f"the index leads to {origin}, wanted itself or a public address")
+        """Judges a link, and each redirect from it. Certificates tell that a server has the name that the index gives;
+        without them, a name or address may be any server of the machine's own network.
+        """
+        scheme, *place = origin = _origin_of(str(request.url))
+        is_known = origin in self._origins or scheme == "https"
+        if not is_known and (scheme != "http" or not self._may_fetch(*place)):
+            raise ConfigError(
+                f"the index leads to {origin}, wanted itself, https or a public address"
+            )
 
 
 def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
