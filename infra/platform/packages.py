@@ -247,9 +247,9 @@ class PackageIndexes:
         """Judges a link, and each redirect from it. Certificates tell that a server has the name that the index gives;
         without them, a name or address may be any server of the machine's own network.
         """
-        scheme, *place = origin = _origin_of(str(request.url))
+        scheme, host, port = origin = _origin_of(str(request.url))
         is_known = origin in self._origins or scheme == "https"
-        if not is_known and (scheme != "http" or not self._may_fetch(*place)):
+        if not is_known and (scheme != "http" or not self._may_fetch(host, port)):
             raise ConfigError(
                 f"the index leads to {origin}, wanted itself, https or a public address"
             )
