@@ -21,6 +21,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.plugins import VERIFIERS
 from ostinato.infra.platform.record import Record, dotted
 from ostinato.infra.platform.settings import load_settings
+from ostinato.infra.sandbox.egress.config import SandboxConfig
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.serving.engine.extensions import ENGINES
 from ostinato.models.decode.config import DecodingConfig
@@ -82,6 +83,7 @@ class Recipe(Record):
     mtp: MtpConfig
     harness: HarnessConfig = HarnessConfig()
     grading: GradingConfig = GradingConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
     learning: LearningConfig = LearningConfig()
     speculation: SpeculationConfig = SpeculationConfig()
@@ -196,6 +198,18 @@ class Recipe(Record):
                 f"environments names {held[0]!r} with harness.program {self.harness.program!r}, wanted "
                 "'builtin': such an environment runs the dialogue itself"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _network_reaches_boxes(self) -> "Recipe":
+        rollout, allow = self.rollout, self.sandbox.egress.allow
+        wanted = {"boxes": "worker", "sandbox": SandboxKind.NAMESPACE}
+        for name, value in wanted.items():
+            if allow and (seen := getattr(rollout, name)) != value:
+                raise ValueError(
+                    f"rollout.{name} is {seen!s} with sandbox.egress.allow {list(allow)}, wanted {value!s}: only such "
+                    "boxes can see the socket of the attempt's proxy"
+                )
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from ostinato.infra.agent.environment import HarnessState
 from ostinato.infra.agent.transcript import Segment, Transcript
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record, Share
+from ostinato.infra.sandbox.egress.config import NetworkRequest
 
 
 class StageRecord(Record):
@@ -246,6 +247,8 @@ class Trajectory(StageRecord):
     changed_files: dict[str, str] = Field(default_factory=dict)
     branch: Branch | None = None
     """branch in a forked group; tokens before it are context and are not trained"""
+    network: tuple[NetworkRequest, ...] = ()
+    """requests of the attempt's box to the network, in the order in which they ended"""
     started_at: float
     finished_at: float
 

@@ -158,6 +158,7 @@ def _measure(
         harness=recipe.harness,
         grading=recipe.grading,
         sandbox=recipe.rollout.sandbox,
+        sandboxes=recipe.sandbox,
         engine_slots=recipe.reinforcement.engine_slots,
         decoding=recipe.decoding,
         processes=settings.cpu_limit,

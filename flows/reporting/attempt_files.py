@@ -16,6 +16,7 @@ from ostinato.flows.reporting.attempts import (
     TokenTexts,
     branches_of,
     headline,
+    network_lines,
     reward_lines,
     summarise,
     total_reward,
@@ -35,7 +36,7 @@ _ARRAYS = {  # column -> array of a segment, and its type in the file
     "weight_versions": ("weight_versions_T", "int64"),
 }
 _TEXTS = ("trajectory_id", "group_id", "problem_id", "evaluation", "prompt", "outcome", "reason")
-_AS_JSON = ("transcript", "verdict", "reward", "changed_files", "journal", "interaction")
+_AS_JSON = ("transcript", "verdict", "reward", "changed_files", "network", "journal", "interaction")
 
 
 def save(path: Path, name: str, attempts: Sequence[Attempt]) -> Path:
@@ -118,7 +119,8 @@ def to_atif(attempt: Attempt) -> dict[str, Any]:
         for number, (turn, answer) in enumerate(zip(turns, answers, strict=True), 2)
     ]
     extra = ("problem_id", "outcome", "reason", "verdict", "reward", "changed_files", "journal")
-    kept = {name: facts[name] for name in (*extra, "evaluation", "interaction") if name in facts}
+    others = ("network", "evaluation", "interaction")
+    kept = {name: facts[name] for name in (*extra, *others) if name in facts}
     return {
         "schema_version": ATIF,
         "session_id": facts["group_id"],
@@ -264,6 +266,7 @@ def _view(attempt: Attempt) -> dict[str, Any]:
         "facts": facts,
         "branches": branches_of(facts),
         "diffs": [[(_line_class(line), line) for line in _shown_lines(patch)] for patch in patches],
+        "network": list(network_lines(facts)),
         "verdict": verdict_text(verdict) if is_whole and verdict else None,
         "terms": list(reward_lines(reward)) if is_whole and reward else [],
         "segments": [[*_tokens(segment, attempt.token_texts)] for segment in attempt.segments],

@@ -250,6 +250,9 @@ def _describe_whole(facts: dict[str, Any]) -> Iterator[str]:
             yield from (f"REPLY\n{text}" for text in turn["results"])
     for patch in facts.get("changed_files", {}).values():
         yield f"\nDIFF\n{patch}"
+    if lines := list(network_lines(facts)):
+        yield "\nNETWORK"
+        yield from lines
     if facts.get("verdict") is not None:
         yield f"\nVERDICT {verdict_text(facts['verdict'])}"
     if facts.get("reward") is not None:
@@ -321,6 +324,15 @@ def verdict_text(verdict: dict[str, Any]) -> str:
     word = "passed" if verdict["passed"] else "not passed"
     seen = f"{verdict['tests_passed']} of {verdict['tests_required']} tests"
     return f"{word}, {seen}. {verdict['detail']}"
+
+
+def network_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """A line for each request of the attempt's box to the network."""
+    for asked in facts.get("network", ()):
+        word = "allowed" if asked["allowed"] else "refused"
+        size = f"{asked['sent_bytes']} bytes sent, {asked['received_bytes']} received"
+        what = f"{asked['method']} {asked['host']} {asked['path']}"
+        yield f"{word}: {what}: {size}{asked['reason'] and ': '}{asked['reason']}"
 
 
 def reward_lines(reward: dict[str, Any]) -> Iterator[str]:

@@ -87,8 +87,12 @@ class ChildStage(Stage, Generic[Result]):
         """The request from a recipe, with the given fields in place of the recipe's."""
         fields = dict(given)
         for name, kind in self.request.model_fields.items():
-            source = name if name in Recipe.model_fields else _TABLES.get(kind.annotation)
-            if name not in fields and source is not None:
+            source = _TABLES.get(kind.annotation, name)
+            # a request's `sandbox` is a kind of box, the recipe's a table
+            is_table = (
+                name in _TABLES.values() and source == name and kind.annotation not in _TABLES
+            )
+            if name not in fields and source in Recipe.model_fields and not is_table:
                 fields[name] = getattr(recipe, source)
         return self.request(**fields)
 

@@ -15,9 +15,10 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from packaging.version import InvalidVersion, Version
@@ -32,6 +33,7 @@ from tenacity import (
 from unearth import Link, PackageFinder, TargetPython
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import HashMismatchError, UnpackError
+from unearth.evaluator import Package
 from unearth.fetchers import PyPIClient
 from unearth.finder import Source
 from unearth.preparer import download_link
@@ -175,23 +177,82 @@ def fetch_file(
             raise ConfigError("; ".join([f"no {kind} of it at {asked}", *unread]))
         best = min(found, key=lambda link: (_sha256_of(link) != sha256, _rank(link.filename)))
         wanted = sha256 or _sha256_of(best)
-        hashes = {"sha256": [wanted]} if wanted else None
-        ends_at = time.monotonic() + _SECONDS
+        return _download(client, best, folder, wanted, _MAX_FILE_BYTES, _SECONDS)
 
-        def check(link: Link, completed: int, total: int | None) -> None:
-            if completed > _MAX_FILE_BYTES:
-                raise ConfigError(f"{link.redacted} is more than {_MAX_FILE_BYTES} bytes")
-            if time.monotonic() > ends_at:
-                raise ConfigError(f"{link.redacted} did not end in {_SECONDS} s")
 
-        try:
-            return download_link(client, best, folder, hashes, check)
-        except HashMismatchError as error:
+def _download(
+    client: Any, link: Link, folder: Path, sha256: str, max_bytes: int, seconds: float
+) -> Path:
+    """Path of the downloaded file, or of the local file that the link names. `sha256`: empty for no check."""
+    ends_at = time.monotonic() + seconds
+
+    def check(link: Link, completed: int, total: int | None) -> None:
+        if completed > max_bytes:
+            raise ConfigError(f"{link.redacted} is more than {max_bytes} bytes")
+        if time.monotonic() > ends_at:
+            raise ConfigError(f"{link.redacted} did not end in {seconds:g} s")
+
+    try:
+        return download_link(client, link, folder, {"sha256": [sha256]} if sha256 else None, check)
+    except HashMismatchError as error:
+        raise ConfigError(
+            f"{link.redacted} has sha256 {error.actual['sha256']}, wanted {sha256}"
+        ) from None
+    except (UnpackError, httpx2.HTTPError, OSError) as error:
+        raise ConfigError(f"{link.redacted}: {error}") from None
+
+
+class PackageIndexes:
+    """The indexes and folders that pip is configured with, read for somebody who must not see their credentials."""
+
+    def __init__(self, may_fetch: Callable[[str, int], bool]) -> None:
+        """`may_fetch`: whether a file may come from a host and port that no index is at. ConfigError for settings of
+        pip that cannot be used.
+        """
+        settings = read_pip_settings()
+        self._places = list(_find_places(settings))
+        self._origins = {_origin_of(place["url"]) for place in self._places}
+        self._may_fetch = may_fetch
+        self._client = _open_client(settings, self._places, [])
+        self._files = _open_client(settings, self._places, [], self._refuse_place)
+
+    def find(self, name: str) -> list[Link]:
+        """All files of a package; none for an unknown package. ConfigError when nothing was found, and an index could
+        not be read.
+        """
+        found: list[Link] = []
+        unread: list[str] = []
+        for place in self._places:
+            try:
+                files = _find_files(self._client, place, name, fits_interpreter=False)
+                found += [file.link for file in files]
+            except (httpx2.HTTPError, OSError, ValueError, TypeError, AttributeError) as error:
+                unread.append(f"{_shown(place)} is no index: {type(error).__name__}")
+        if unread and not found:
+            raise ConfigError("; ".join(unread))
+        return found
+
+    def download(self, link: Link, folder: Path, max_bytes: int, seconds: float) -> Path:
+        """Path of a file with the checksum that the index states, in `folder` or where a local index has it. ConfigError
+        when it is missing, larger than `max_bytes`, slower than `seconds`, or differs.
+        """
+        return _download(self._files, link, folder, _sha256_of(link), max_bytes, seconds)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+        self._files.close()
+
+    def _refuse_place(self, request: httpx2.Request) -> None:
+        """Judges a link, and each redirect from it. Certificates tell that a server has the name that the index gives;
+        without them, a name or address may be any server of the machine's own network.
+        """
+        scheme, host, port = origin = _origin_of(str(request.url))
+        is_known = origin in self._origins or scheme == "https"
+        if not is_known and (scheme != "http" or not self._may_fetch(host, port)):
             raise ConfigError(
-                f"{best.redacted} has sha256 {error.actual['sha256']}, wanted {wanted}"
-            ) from None
-        except (UnpackError, httpx2.HTTPError, OSError) as error:
-            raise ConfigError(f"{best.redacted}: {error}") from None
+                f"the index leads to {origin}, wanted itself, https or a public address"
+            )
 
 
 def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
@@ -208,22 +269,35 @@ def _find_places(settings: Mapping[str, str]) -> Iterator[Source]:
 def _find_links(
     client: Any, place: Source, name: str, version: str, *, is_wheel: bool
 ) -> Iterator[Link]:
-    """Files of a version at an index or folder, best first. Links of a network page to local files are ignored."""
-    # the default drops the micro version: 3.11 for 3.11.9
-    python = TargetPython(py_ver=sys.version_info[:3])
-    finder = PackageFinder(client, target_python=python, ignore_compatibility=not is_wheel)
-    finder.sources = [place]
-    is_local = not place["url"].startswith(("http://", "https://"))
-    for package in finder.find_all_packages(name, allow_yanked=True):
-        is_wanted = package.link.filename.endswith(
-            ".whl" if is_wheel else SUFFIXES
-        ) and _is_version(package.version or "", version)
-        if is_wanted and (is_local or not package.link.is_file):
+    """Files of a version at an index or folder, best first."""
+    for package in _find_files(client, place, name, fits_interpreter=is_wheel):
+        if package.link.filename.endswith(".whl" if is_wheel else SUFFIXES) and _is_version(
+            package.version or "", version
+        ):
             yield package.link
 
 
-def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: list[str]) -> Any:
-    """An HTTP client configured by pip's settings. ConfigError when they cannot be used.
+def _find_files(
+    client: Any, place: Source, name: str, *, fits_interpreter: bool
+) -> Iterator[Package]:
+    """Files of a package at an index or folder, best first, without links of a network page to local files."""
+    # the default drops the micro version: 3.11 for 3.11.9
+    python = TargetPython(py_ver=sys.version_info[:3])
+    finder = PackageFinder(client, target_python=python, ignore_compatibility=not fits_interpreter)
+    finder.sources = [place]
+    is_local = not place["url"].startswith(("http://", "https://"))
+    for package in finder.find_all_packages(name, allow_yanked=True):
+        if is_local or not package.link.is_file:
+            yield package
+
+
+def _open_client(
+    settings: Mapping[str, str],
+    places: Sequence[Source],
+    unread: list[str],
+    judge: Callable[[httpx2.Request], None] = lambda request: None,
+) -> Any:
+    """An HTTP client configured by pip's settings. ConfigError when they cannot be used. `judge` sees each request.
 
     Typed as Any: unearth's annotations are narrower than what its client accepts.
     """
@@ -247,7 +321,7 @@ def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: 
                 prompting=False,
                 index_urls=[place["url"] for place in places],
             ),
-            event_hooks={"response": [note]},
+            event_hooks={"request": [judge], "response": [note]},
         )
     except (OSError, ValueError) as error:  # the URL of a proxy may hold a password
         raise ConfigError(
@@ -259,6 +333,12 @@ def _open_client(settings: Mapping[str, str], places: Sequence[Source], unread: 
 def _shown(place: Source) -> str:
     """URL of an index or folder without user name and password."""
     return Link(place["url"]).redacted
+
+
+def _origin_of(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port of an index or file."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
 
 
 def _sha256_of(link: Link) -> str:

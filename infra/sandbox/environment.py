@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import CapacityExhausted, SandboxNotFound
 from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.egress.door import Door
 from ostinato.infra.sandbox.inside.sources import read_import_roots
 from ostinato.infra.sandbox.protocol import (
     Sandbox,
@@ -80,8 +81,10 @@ class RepositoryEnvironment:
         self,
         files: Mapping[str, bytes | None] | None = None,
         wait_seconds: float = _WAIT_SECONDS,
+        door: Door | None = None,
     ) -> Sandbox:
-        """A new box with `files` written over the pristine repository (None: removed).
+        """A new box with `files` written over the pristine repository (None: removed). `door`: its network; None: it
+        has none.
 
         Raises CapacityExhausted when no box became free within `wait_seconds`.
         """
@@ -94,7 +97,10 @@ class RepositoryEnvironment:
                 f"within {wait_seconds} s"
             ) from error
         try:
-            sandbox = await self._start(files or {})
+            if door is None:
+                sandbox = await self._start(files or {})
+            else:  # the socket is this lease's alone, so it is in no snapshot
+                sandbox = await self._backend.create(self._spec(files or {}, door))
         except BaseException:
             self._slots.release()
             raise
@@ -155,18 +161,21 @@ class RepositoryEnvironment:
     async def _prepare(self, files: Mapping[str, bytes | None]) -> Snapshot:
         """A snapshot of a box with these files, including its processes if the backend keeps memory."""
         has_memory = self._backend.keeps_memory
-        spec = SandboxSpec(
-            repository=self.repository.directory,
-            files=files,
-            mounts=self._mounts,
-            import_roots=read_import_roots(self.repository.collection_rules),
-            limits=self._limits,
-        )
-        sandbox = await self._backend.create(spec)
+        sandbox = await self._backend.create(self._spec(files))
         try:
             return await sandbox.snapshot(SnapshotKind.MEMORY if has_memory else SnapshotKind.FILES)
         finally:
             await sandbox.close()
+
+    def _spec(self, files: Mapping[str, bytes | None], door: Door | None = None) -> SandboxSpec:
+        return SandboxSpec(
+            repository=self.repository.directory,
+            files=files,
+            mounts=self._mounts if door is None else {**self._mounts, **door.mounts},
+            import_roots=read_import_roots(self.repository.collection_rules),
+            variables={} if door is None else door.variables,
+            limits=self._limits,
+        )
 
     async def _drop_old_starts(self) -> None:
         # a start whose leases were all cancelled may still run

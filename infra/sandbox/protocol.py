@@ -81,6 +81,8 @@ class SandboxSpec(Record):
     """host folders and listening sockets of the host, by their path in the box; read-only"""
     import_roots: tuple[str, ...] = ()
     """folders of the repository on the import path of every Python in the box"""
+    variables: Mapping[str, str] = Field(default_factory=dict)
+    """environment variables of every command, in addition to those of every box"""
     limits: SandboxLimits = SandboxLimits()
 
 

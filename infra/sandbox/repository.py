@@ -1,5 +1,6 @@
 """A repository prepared for the sandbox: which files are product code, which are tests, and a fingerprint of all."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -9,9 +10,10 @@ from pathlib import Path, PurePosixPath
 from pydantic import ConfigDict, Field
 
 from ostinato.infra.platform.cluster.workspace import replace_text
-from ostinato.infra.platform.errors import SandboxError
+from ostinato.infra.platform.errors import ProblemError, SandboxError
 from ostinato.infra.platform.folders import is_below, read_folder
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.discovery.metadata import read_metadata
 from ostinato.infra.sandbox.inside.sources import RULES_FILE
 
 MANIFEST_NAME = "repository.json"
@@ -85,6 +87,14 @@ class PreparedRepository(Record):
     def collection_rules(self) -> str:
         """Text of the repository's own configuration of test collection. Empty: it has none."""
         return self.files.get(RULES_FILE, b"").decode(errors="replace")
+
+    @cached_property
+    def own_packages(self) -> frozenset[str]:
+        """Names under which a package index may have this repository's own code."""
+        found = {self.name, *(PurePosixPath(path).stem for path in self.package_paths)}
+        with contextlib.suppress(ProblemError):  # metadata that does not parse
+            found.add(read_metadata(self.files, self.name).name)
+        return frozenset(found)
 
     def is_test(self, path: str) -> bool:
         """Whether `path` is one of `test_paths` or below one."""

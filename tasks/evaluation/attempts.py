@@ -176,7 +176,7 @@ def load_split(problems_directory: str, split: Split) -> list[Problem]:
 def plan_of(request: EvaluationRequest) -> list[AttemptRequest]:
     """All attempts of a request. Raises ProblemError if the split has no problems."""
     wanted = load_split(request.problems_directory, request.split)
-    wanted = choose_attempted(wanted, request.harness)
+    wanted = choose_attempted(wanted, request.harness, request.sandboxes)
     drawn = draw_problems(wanted, count=request.config.problems, seed=request.config.seed)
     return plan_attempts(
         drawn,

@@ -234,7 +234,7 @@ async def open_evaluation(
             f"{request.problems_directory} holds 0 problems of split {config.split}, wanted at least 1 "
             "for [reinforcement.evaluation]"
         )
-    problems = choose_attempted(problems, request.harness)
+    problems = choose_attempted(problems, request.harness, request.sandboxes)
     await services.workers.open()
     chain_id = chain_id_of(request)
     evaluation = OnlineEvaluation(

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.egress.config import SandboxConfig
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.models.training.config import PLACEMENT
 from ostinato.tasks.evaluation.config import EvaluationConfig
@@ -55,6 +56,7 @@ class ReinforcementRequest(ReinforcementConfig):
     problems_directory: str
     split: Split = Split.TRAIN
     rollout: RolloutConfig = RolloutConfig()
+    sandboxes: SandboxConfig = SandboxConfig()
     learning: LearningConfig = LearningConfig()
     harness: HarnessConfig = HarnessConfig()
     grading: GradingConfig = GradingConfig()

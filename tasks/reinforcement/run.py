@@ -117,7 +117,7 @@ class TrainingLoop:
                 f"{request.problems_directory} holds 0 problems of split {request.split}, "
                 "wanted at least 1"
             )
-        problems = choose_attempted(problems, request.harness)
+        problems = choose_attempted(problems, request.harness, request.sandboxes)
         curriculum = open_curriculum(problems, request.rollout, request.probes_directory)
         self.reporter.restore_step(status.step, status.weight_version)
         history = GroupHistory(self.workspace.directory / "groups.jsonl")

@@ -217,4 +217,5 @@ def _setup(
         search_directory=request.search_directory,
         concurrent_trajectories=concurrent_trajectories,
         sandbox=request.rollout.sandbox,
+        sandboxes=request.sandboxes,
     )

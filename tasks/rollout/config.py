@@ -16,6 +16,7 @@ from pydantic import (
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.platform.plugins import PluginGroup
 from ostinato.infra.platform.record import Record, Share
+from ostinato.infra.sandbox.egress.config import SandboxConfig
 from ostinato.infra.sandbox.protocol import SandboxKind, SandboxLimits
 from ostinato.tasks.grading.config import GradingConfig
 
@@ -166,3 +167,4 @@ class WorkerSetup(Record):
     """Files of a trained encoder; None: codebase_search ranks by words only."""
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     """Kind of this process's boxes for agents' commands."""
+    sandboxes: SandboxConfig = SandboxConfig()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ostinato.infra.agent.loop.attempt import run_agent
 from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.platform.telemetry import configure_logging
+from ostinato.infra.sandbox.egress.door import Doors
 from ostinato.infra.serving.attempts.program import ProgramDialogue
 from ostinato.models.decode.protocol import ModelClient
 from ostinato.models.rendering import load_renderer
@@ -48,6 +49,7 @@ def build_worker(
         fleet=fleet,
         limits=limits,
         mounts=mounts,
+        doors=Doors(setup.sandboxes.egress) if setup.sandboxes.egress.allow else None,
     )
     return RolloutWorker(
         converse=converse,

@@ -18,6 +18,8 @@ from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.cluster.stage_status import BoxUse
 from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.sandbox.backends import open_backend
+from ostinato.infra.sandbox.egress.config import NetworkRequest
+from ostinato.infra.sandbox.egress.door import Door, Doors
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import Sandbox, SandboxKind, SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -44,8 +46,11 @@ class Sandboxes:
         fleet: "FleetClient | None" = None,
         limits: SandboxLimits = BOX_LIMITS,
         mounts: Mapping[str, Path] | None = None,
+        doors: Doors | None = None,
     ) -> None:
-        """`fleet` provides agents' boxes. None: this process makes them with `kind`, `limits` and `mounts` of the host."""
+        """`fleet` provides agents' boxes. None: this process makes them with `kind`, `limits` and `mounts` of the host.
+        `doors`: network of agents' boxes; None: they have none.
+        """
         server = BOX_LIMITS.model_copy(update={"memory_bytes": TEST_SERVER_BYTES})
         self._backend = open_backend(kind)
         self._environments = {
@@ -61,6 +66,7 @@ class Sandboxes:
         }
         self._starts = asyncio.Semaphore(STARTS_AT_A_TIME)
         self._fleet = fleet
+        self._doors = doors
         self._leased = 0
         self._numbers = itertools.count()
         self._waiting_since: dict[int, float] = {}
@@ -97,9 +103,14 @@ class Sandboxes:
 
     @asynccontextmanager
     async def leased(
-        self, environment: RepositoryEnvironment, files: Mapping[str, bytes | None]
+        self,
+        environment: RepositoryEnvironment,
+        files: Mapping[str, bytes | None],
+        door: Door | None = None,
     ) -> AsyncIterator[Sandbox]:
-        """A clean box for the length of a block. `files` replace or extend those of the repository."""
+        """A clean box for the length of a block. `files` replace or extend those of the repository. `door`: its
+        network; None: it has none.
+        """
         async with AsyncExitStack() as stack:
             with self._waits():
                 if self._fleet is not None:
@@ -107,10 +118,26 @@ class Sandboxes:
                     sandbox = await stack.enter_async_context(lease)
                 else:
                     async with self._starts:
-                        sandbox = await environment.lease(files)
+                        sandbox = await environment.lease(files, door=door)
                     stack.push_async_callback(environment.release, sandbox)
+                    if door is not None:
+                        await stack.enter_async_context(door.forwarded(sandbox))
             with self._uses():
                 yield sandbox
+
+    @asynccontextmanager
+    async def network(
+        self, problem: Problem, attempt: str, requests: list[NetworkRequest]
+    ) -> AsyncIterator[Door | None]:
+        """The network of an attempt's box for the length of a block, which adds to `requests`. None: the settings allow
+        none.
+        """
+        if self._doors is None:
+            yield None
+            return
+        own = self.of(problem).repository.own_packages
+        async with self._doors.open(attempt, own, requests) as door:
+            yield door
 
     def use(self) -> BoxUse:
         """Boxes that trajectories use or wait for now."""
@@ -143,3 +170,5 @@ class Sandboxes:
         for environment in self._environments.values():
             await environment.close()
         await self._backend.close()
+        if self._doors is not None:
+            self._doors.close()

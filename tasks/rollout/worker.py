@@ -25,6 +25,7 @@ from ostinato.infra.platform.errors import (
     SandboxHostLost,
 )
 from ostinato.infra.platform.telemetry import fields
+from ostinato.infra.sandbox.egress.config import NetworkRequest
 from ostinato.infra.sandbox.protocol import Sandbox
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, as_text
@@ -98,8 +99,10 @@ class RolloutWorker:
     async def attempt(self, request: AttemptRequest) -> Trajectory:
         """Runs and grades one attempt. An exception in it becomes its outcome."""
         started_at = self._clock()
+        network: list[NetworkRequest] = []
         try:
-            return await self._attempt_in_box(request, started_at)
+            trajectory = await self._attempt_in_box(request, started_at, network)
+            return trajectory.model_copy(update={"network": tuple(network)})
         except SandboxError as error:
             detail = str(error)
         except asyncio.CancelledError as error:
@@ -115,7 +118,8 @@ class RolloutWorker:
             detail = f"fault: {type(error).__name__}: {error}"
         seconds = self._clock() - started_at
         transcript = Transcript.of_failure(EndReason.SANDBOX_FAILED, detail, seconds)
-        return self._record(request, transcript, started_at)
+        failed = self._record(request, transcript, started_at)
+        return failed.model_copy(update={"network": tuple(network)})
 
     def boxes(self) -> BoxUse:
         """Boxes that its attempts use or wait for now."""
@@ -126,14 +130,19 @@ class RolloutWorker:
         if self._close_dialogue is not None:
             await self._close_dialogue()
 
-    async def _attempt_in_box(self, request: AttemptRequest, started_at: float) -> Trajectory:
+    async def _attempt_in_box(
+        self, request: AttemptRequest, started_at: float, network: list[NetworkRequest]
+    ) -> Trajectory:
         problem = request.problem
         boxes = self._sandboxes.of(problem)
         broken = problem.break_files(boxes.repository.files)
         branch, own_branch, dialogue = branch_of(request), None, None
         start = broken if branch is None else {**broken, **branch.contents()}
         try:
-            async with self._sandboxes.leased(boxes, start) as sandbox:
+            async with (
+                self._sandboxes.network(problem, request.trajectory_id, network) as door,
+                self._sandboxes.leased(boxes, start, door) as sandbox,
+            ):
                 environment = self._sandboxes.workplace(
                     problem, sandbox, broken, self._harness, self._search
                 )

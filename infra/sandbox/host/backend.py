@@ -221,7 +221,7 @@ class NamespaceBackend:
 
     def keep(self, spec: SandboxSpec, state: State) -> Snapshot:
         """Saves a state as a snapshot. Equal files give the same snapshot."""
-        view = (sorted(spec.mounts.items()), spec.import_roots)
+        view = (sorted(spec.mounts.items()), sorted(spec.variables.items()), spec.import_roots)
         text = f"{state.repository}\n{state.layer_id}\n{view}"
         snapshot_id = hashlib.sha256(text.encode()).hexdigest()[:32]
         if snapshot_id not in self._snapshots:
@@ -248,7 +248,7 @@ class NamespaceBackend:
         try:
             folder.mkdir()
             mounts = self._mounts(state, folder / "up", copied)
-            variables = {"PYTHONPATH": python_path(spec.import_roots, SITE)}
+            variables = {"PYTHONPATH": python_path(spec.import_roots, SITE), **spec.variables}
             box = BoxProcess(spec.limits, (*mounts, *_spec_mounts(spec)), environment=variables)
         except OSError as error:
             discard_folder(folder)

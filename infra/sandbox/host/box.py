@@ -26,8 +26,8 @@ from ostinato.infra.sandbox.host.mounts import find_bubblewrap
 from ostinato.infra.sandbox.host.system import (
     AGENT,
     LIBRARY,
-    PROGRAMS,
     PYTHON,
+    SEARCH_PATH,
     SITE,
     VARIABLES,
     build_starter,
@@ -278,7 +278,7 @@ def _variables(environment: dict[str, str]) -> list[str]:
 
 _ENVIRONMENT = {
     **VARIABLES,
-    "PATH": f"{PYTHON}/bin:{PROGRAMS}:/usr/bin:/bin",
+    "PATH": SEARCH_PATH,
     "PYTHONPATH": SITE,
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "LD_LIBRARY_PATH": f"{PYTHON}/lib",

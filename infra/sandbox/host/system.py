@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,15 +21,19 @@ from pathlib import Path
 
 from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.sandbox.host.mounts import can_stack, stack
+from ostinato.infra.sandbox.inside import forwarder
 from ostinato.infra.sandbox.memory import cache_root, copy_programs, key_of, prepare
 from ostinato.infra.sandbox.protocol import RUNNER_PACKAGES
 
 PYTHON = "/opt/python"
+# the interpreter's folder of packages, empty unless something is mounted there
+PACKAGES = f"{PYTHON}/{sys.platlibdir}/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 SANDBOX = "/sandbox"
 SITE = f"{SANDBOX}/site"
 LIBRARY = f"{SANDBOX}/lib"
 AGENT = f"{SANDBOX}/agent"
-PROGRAMS = f"{SANDBOX}/bin"  # on PATH
+PROGRAMS = f"{SANDBOX}/bin"
+SEARCH_PATH = f"{PYTHON}/bin:{PROGRAMS}:/usr/bin:/bin"
 VARIABLES = {  # of every box
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -58,6 +63,13 @@ _COMPILERS = ("musl-gcc", "cc", "gcc", "clang")
 def system_mounts() -> tuple[str, ...]:
     """Bubblewrap arguments for the read-only system around /repo."""
     return (*_host_mounts(), *_prepared_mounts())
+
+
+def forwarding_command(socket_path: str, port: int, command: str) -> str:
+    """A shell command that runs `command` in a box while a port of the box's loopback leads to a Unix socket."""
+    program = f"{LIBRARY}/{forwarder.__name__.replace('.', '/')}.py"
+    start = (f"{PYTHON}/bin/python3", "-I", "-S", program, socket_path, str(port), command)
+    return shlex.join(start)
 
 
 def devices_folder() -> Path:

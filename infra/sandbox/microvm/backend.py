@@ -204,9 +204,10 @@ class MicroVmBackend:
 
     async def create(self, spec: SandboxSpec) -> MicroVmSandbox:
         """A machine with the spec's repository and files that answers requests."""
-        if spec.mounts:
+        if spec.mounts or spec.variables:
             raise InvalidArgument(
-                f"mounts are {sorted(spec.mounts)}, wanted none: a machine sees no files of the host"
+                f"mounts and variables are {sorted({**spec.mounts, **spec.variables})}, wanted none: a machine sees "
+                "no files of the host"
             )
         template = await self.templates.get(
             find_kind(spec.template), spec.limits.memory_bytes, spec.repository

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ostinato.infra.agent.harnesses import HarnessCommand
@@ -37,4 +37,10 @@ def paths_installed_by(program: HarnessCommand, paths: Iterable[str]) -> set[str
     if layer is None or not (layer / "site").is_dir():
         return set()
     installed = {place.name.removesuffix(".py") for place in (layer / "site").iterdir()}
-    return {path for path in paths if installed & {*Path(path.removesuffix(".py")).parts}}
+    return paths_of(installed, paths)
+
+
+def paths_of(packages: Collection[str], paths: Iterable[str]) -> set[str]:
+    """The paths that belong to one of the packages, by its import name."""
+    named = {*packages}
+    return {path for path in paths if named & {*Path(path.removesuffix(".py")).parts}}

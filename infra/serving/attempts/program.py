@@ -16,8 +16,7 @@ from ostinato.infra.agent.loop.attempt import Ending, OnTurn, run_to_end
 from ostinato.infra.agent.loop.prompts import write_first_message
 from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.infra.platform.errors import EngineError, SandboxError
-from ostinato.infra.sandbox.host.system import LIBRARY, PYTHON
-from ostinato.infra.sandbox.inside import forwarder
+from ostinato.infra.sandbox.host.system import forwarding_command
 from ostinato.infra.sandbox.protocol import ExecResult, Sandbox, SandboxLimits
 from ostinato.infra.serving.attempts.door import AttemptDoor
 from ostinato.infra.serving.attempts.layers import install_program
@@ -28,7 +27,6 @@ from ostinato.models.rendering import Renderer
 DOOR_PATH = "/door.sock"  # in boxes
 PORT = 8790  # on a box's own loopback
 URL = f"http://127.0.0.1:{PORT}"
-FORWARDER = f"{LIBRARY}/{forwarder.__name__.replace('.', '/')}.py"
 _OUTPUT_BYTES = 64 << 10
 _STOP_SECONDS = 10.0
 _LAST_LINES = 12
@@ -114,8 +112,7 @@ class _Run:
             f"export {name}={shlex.quote(text)};"
             for name, text in self._program.environment.items()
         ]
-        start = shlex.join([f"{PYTHON}/bin/python3", "-I", "-S", FORWARDER, DOOR_PATH])
-        command = f"{start} {PORT} {shlex.quote(self._program.command)}"
+        command = forwarding_command(DOOR_PATH, PORT, self._program.command)
         limit_seconds = config.attempt_time_limit_seconds
         self._executing = asyncio.create_task(
             self._sandbox.exec(

@@ -5,6 +5,7 @@ from pydantic import Field
 from ostinato.infra.agent.config import HarnessConfig
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.egress.config import SandboxConfig
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.evaluation.config import EvaluationConfig
@@ -29,6 +30,7 @@ class EvaluationRequest(Record):
     grading: GradingConfig = GradingConfig()
     sandbox: SandboxKind = SandboxKind.NAMESPACE
     """kind of box in which an agent's commands run"""
+    sandboxes: SandboxConfig = SandboxConfig()
     engine_slots: int = Field(default=32, ge=1)
     """attempts decoded together in one process"""
     decoding: DecodingConfig = DecodingConfig()

@@ -62,6 +62,7 @@ async def _run_attempts(
         grading=evaluation.grading,
         concurrent_trajectories=evaluation.engine_slots,
         sandbox=evaluation.sandbox,
+        sandboxes=evaluation.sandboxes,
         search_directory=evaluation.search_directory,
     )
     refusals: list[ConfigError] = []

@@ -9,6 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from ostinato.infra.agent.config import EditForm, HarnessConfig
 from ostinato.infra.agent.extensions import BUILTIN
 from ostinato.infra.platform.record import Record
+from ostinato.infra.sandbox.egress.config import SandboxConfig
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.models.decode.config import DecodingConfig
 from ostinato.tasks.evaluation.statistics import wilson_interval
@@ -62,6 +63,7 @@ class FormatTrialRequest(Record):
     """settings other than dialect and edits"""
     grading: GradingConfig = GradingConfig()
     sandbox: SandboxKind = SandboxKind.NAMESPACE
+    sandboxes: SandboxConfig = SandboxConfig()
     decoding: DecodingConfig = DecodingConfig()
     processes: int = Field(default=2, ge=1, description="engines that decode at the same time")
 

@@ -87,7 +87,7 @@ def _plan_of(request: FormatTrialRequest) -> list[AttemptRequest]:
     chosen on them.
     """
     problems = load_split(request.problems_directory, Split.TRAIN)
-    problems = choose_attempted(problems, request.harness)
+    problems = choose_attempted(problems, request.harness, request.sandboxes)
     return plan_attempts(
         draw_problems(problems, count=request.config.problems, seed=request.config.seed),
         attempts_per_problem=1,
@@ -146,6 +146,7 @@ async def _try_one(
         grading=request.grading,
         concurrent_trajectories=request.config.slots,
         sandbox=request.sandbox,
+        sandboxes=request.sandboxes,
     )
     worker = build_worker(setup, token_dialogue(setup, engine))
     places = asyncio.Semaphore(request.config.slots)

@@ -10,9 +10,10 @@ from jsonschema import Draft202012Validator
 from pyarrow import parquet
 
 from ostinato.flows.reporting.attempt_files import MAX_SHOWN, count_same_turns, group_page, save
-from ostinato.flows.reporting.attempts import Attempt
+from ostinato.flows.reporting.attempts import Attempt, describe
 from ostinato.infra.agent.transcript import CallStatus, Segment, ToolCallRecord, TurnRecord
 from ostinato.infra.platform.errors import ConfigError
+from ostinato.infra.sandbox.egress.config import NetworkRequest
 from ostinato.tasks.rollout.records import AttemptRequest
 from tests.fakes.rollouts import make_problem, make_trajectory
 
@@ -99,6 +100,21 @@ def test_page_shows_prompt_calls_results_diff_verdict_reward_and_tokens(tmp_path
     assert page.texts["tokens"] == [f"a{HOSTILE}bcde"]
     assert page.texts["sampled"] == ["b", "c", "e"]
     assert [style[-5:-1] for style in page.styles] == ["0.10", "0.50", "1.00"]
+
+
+def test_page_text_and_files_show_the_requests_to_the_network(tmp_path: Path) -> None:
+    attempt = make_attempt()
+    assert "network" not in Page(save(tmp_path / "closed.html", "t", [attempt])).texts
+    asked = NetworkRequest(
+        at=0.0, method="CONNECT", host="files.test:443", path="", sent_bytes=7, received_bytes=0,
+        allowed=False, reason=HOSTILE,
+    )  # fmt: skip
+    attempt.facts["network"] = [asked.model_dump(mode="json")]
+    line = f"refused: CONNECT files.test:443 : 7 bytes sent, 0 received: {HOSTILE}"
+    assert Page(save(tmp_path / "open.html", "t", [attempt])).texts["network"] == [line]
+    assert line in list(describe([attempt]))
+    row = parquet.read_table(save(tmp_path / "all.parquet", "t", [attempt])).to_pylist()[0]
+    assert json.loads(row["network"])[0]["host"] == "files.test:443"
 
 
 def test_page_runs_nothing_of_what_a_model_wrote(tmp_path: Path) -> None:

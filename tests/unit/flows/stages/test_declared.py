@@ -60,6 +60,10 @@ def changed_stages(override: str) -> tuple[set[str], set[str]]:
             "harness.max_turns=3",
             {"corpus", "probing", "reinforcement", "evaluation", "format-trial"},
         ),
+        (
+            "sandbox.egress.allow=['index']",
+            {"probing", "reinforcement", "evaluation", "format-trial"},
+        ),
     ],
 )
 def test_a_setting_decides_the_stages_whose_request_holds_it(
