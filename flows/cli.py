@@ -360,7 +360,7 @@ def dashboard() -> None:
     settings = load_settings()
     address = f"http://127.0.0.1:{settings.dashboard_port}"
     login = f"login: the line in {settings.home / LOGIN_FILE}, user:password"
-    Console().print(f"{address}, {login}", highlight=False, markup=False, soft_wrap=True)
+    Console().out(f"{address}, {login}", highlight=False)
     load_entry("ostinato.flows.operating.dashboard.server:serve")(settings)
 
 

@@ -67,10 +67,9 @@ def certify(
         def show(report: ProblemReport, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
             for finding in report.findings:
-                bar.console.print(
-                    f"{report.problem_id}: {finding.reason}: {finding.detail}",
-                    highlight=False, markup=False, soft_wrap=True,
-                )  # fmt: skip
+                bar.console.out(
+                    f"{report.problem_id}: {finding.reason}: {finding.detail}", highlight=False
+                )
 
         reports = check_set(drawn, work, options, show, at_a_time)
     difficulty = None

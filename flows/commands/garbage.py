@@ -102,7 +102,7 @@ def show(removal: Removal) -> None:
         lines.append(f"{place}, {decimal(sum(file.size_bytes for file in files))}: {why}")
     console = Console()
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.out(line, highlight=False)
     items = (*removal.checkpoints, *removal.files)
     would = "would free " if removal.is_dry else ""
     size = decimal(sum(item.size_bytes for item in items))

@@ -73,7 +73,7 @@ def list_keys() -> CommandResult:
     def show() -> None:
         console = Console()
         for key in issued:
-            console.print(_line(key), highlight=False, markup=False, soft_wrap=True)
+            console.out(_line(key), highlight=False)
         if not issued:
             console.print("no key issued yet")
 

@@ -10,7 +10,7 @@ from ostinato.flows.commands.launching import SetOption, refuse_unknown_flow
 from ostinato.flows.recipe import Recipe, load_recipe
 from ostinato.flows.stages.console import open_console, say
 from ostinato.infra.platform.cluster.child_main import load_entry
-from ostinato.tasks.planning.machine import find_gpus
+from ostinato.tasks.planning.inputs import find_gpus
 
 # loaded by name, because the simulation imports half of the rollouts
 PLANNING = "ostinato.flows.commands.planning"

@@ -26,7 +26,7 @@ COST_OF_AGE = (
 
 def show(plan: RecipePlan, console: Console) -> None:
     """Prints a plan."""
-    console.print(f"{plan.recipe}: {plan.parameters / 1e9:.2f} G parameters", highlight=False)
+    console.out(f"{plan.recipe}: {plan.parameters / 1e9:.2f} G parameters", highlight=False)
     placement = plan.placements[plan.reinforcement]
     _show_training("pretraining", plan.pretraining, plan, console)
     _show_training("reinforcement", placement.training, plan, console)
@@ -35,7 +35,7 @@ def show(plan: RecipePlan, console: Console) -> None:
         _show_simulation(plan, console)
     _show_hours(plan, console)
     _show_comparison(plan, console)
-    console.print(NOTE, highlight=False, soft_wrap=True)
+    console.out(NOTE, highlight=False)
     if plan.dry_run is not None:
         _show_dry_run(plan.dry_run, plan.pretraining, console)
 
@@ -43,22 +43,21 @@ def show(plan: RecipePlan, console: Console) -> None:
 def _show_training(name: str, plan: TrainingPlan, whole: RecipePlan, console: Console) -> None:
     again = ", layers recomputed" if plan.work.recompute else ""
     title = f"\n{name} on {plan.layout.world_size} GPUs: {describe(plan.layout)}{again}"
-    console.print(title, highlight=False, soft_wrap=True)
+    console.out(title, highlight=False)
     if (options := whole.options.get(name)) is not None:
-        console.print(options, highlight=False, soft_wrap=True)
+        console.out(options, highlight=False)
     _show_ranks(plan.layout, console)
     _show_memory(plan, whole.chip_memory_gib, console)
     step, sent = plan.step, plan.step.sent
-    console.print(
+    console.out(
         f"step {step.seconds:.2f} s: compute {step.compute_seconds:.2f}, memory {step.memory_seconds:.2f}, "
         f"launches at least {step.launch_seconds:.2f}, transfers {step.transfer_seconds:.2f}, "
         f"bubble {step.bubble_seconds:.2f}, optimiser {step.optimizer_seconds:.2f}, "
         f"log-prob passes {step.forward_seconds:.2f}; MFU {step.mfu:.1%} of bf16",
         highlight=False,
-        soft_wrap=True,
     )
     parts = ", ".join(f"{axis} {size / GIGA:.2f}" for axis, size in sent.model_dump().items())
-    console.print(f"GB sent by a rank per step: {parts}", highlight=False, soft_wrap=True)
+    console.out(f"GB sent by a rank per step: {parts}", highlight=False)
 
 
 def _show_ranks(layout: ParallelLayout, console: Console) -> None:
@@ -87,15 +86,14 @@ def _show_rollouts(plan: RecipePlan, placement: RlPlacement, console: Console) -
         f"; options --set decoding.gpus_per_replica={replica.gpus} "
         f"--set reinforcement.engine_replicas={rollouts.replicas}"
     )
-    console.print(
+    console.out(
         f"\nrollouts {where}: replicas of {rollouts.replicas} x {replica.gpus} GPUs, each with "
         f"{replica.concurrent_attempts} attempts at once, {replica.step_seconds * 1000:.1f} ms per token; "
         f"{rollouts.sandboxes} sandboxes; rollouts of a step take {rollouts.step_seconds:.0f} s"
         f"{options if is_separate else ''}",
         highlight=False,
-        soft_wrap=True,
     )
-    console.print(
+    console.out(
         f"a publish moves {publish.anchor / GIGA:.1f} GB whole, {publish.delta / GIGA:.2f} GB as a delta",
         highlight=False,
     )
@@ -123,7 +121,7 @@ def _show_simulation(plan: RecipePlan, console: Console) -> None:
     replicas = placement.rollouts.replicas
     title = f"simulated: {replicas} replicas, lengths of attempts log-normal"
     print_table(console, rows, title)
-    console.print(COST_OF_AGE, highlight=False, soft_wrap=True)
+    console.out(COST_OF_AGE, highlight=False)
 
 
 def _show_hours(plan: RecipePlan, console: Console) -> None:
@@ -164,26 +162,23 @@ def _show_comparison(plan: RecipePlan, console: Console) -> None:
             "an engine over several nodes is not run by this version": found.spans_nodes,
         }
         text = "".join(f"; {remark}" for remark, is_true in remarks.items() if is_true)
-        console.print(
+        console.out(
             f"{name}: a step takes {found.step_seconds:.2f} s on {found.gpus} GPUs ({parts}), at most "
             f"{found.memory_gib:.1f} GiB per GPU of the trainer{text}",
             highlight=False,
-            soft_wrap=True,
         )
     for name, reason in plan.refusals.items():
-        console.print(f"{name} does not fit: {reason}", highlight=False, soft_wrap=True)
+        console.out(f"{name} does not fit: {reason}", highlight=False)
     if len(plan.placements) > 1:
         slow, fast = sorted(plan.placements, key=lambda name: -plan.placements[name].step_seconds)
         ratio = plan.placements[slow].step_seconds / plan.placements[fast].step_seconds
         remark = f"; {COLOCATED} is {PLANNED_ONLY}"
-        console.print(
-            f"faster: {fast}, {ratio:.2f} times as fast as {slow}{remark}", highlight=False
-        )
+        console.out(f"faster: {fast}, {ratio:.2f} times as fast as {slow}{remark}", highlight=False)
 
 
 def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> None:
     title = f"\ndry run of pretraining, {describe(plan.layout)}: {found.wall_seconds:.0f} s"
-    console.print(title, highlight=False, soft_wrap=True)
+    console.out(title, highlight=False)
     stages = [
         {
             "stage": stage.stage,
@@ -201,7 +196,7 @@ def _show_dry_run(found: DryRunResult, plan: TrainingPlan, console: Console) -> 
     shown: tuple[Exchange, ...] = ()
     for stage in found.stages:
         if stage.exchanges == shown:
-            console.print(f"stage {stage.stage}: same as the previous stage", highlight=False)
+            console.out(f"stage {stage.stage}: same as the previous stage", highlight=False)
             continue
         shown = stage.exchanges
         rows = [

@@ -45,7 +45,7 @@ def show_recipe(
     loaded = load_recipe(recipe, seed=seed, overrides=settings or ())
 
     def show() -> None:
-        Console().print(describe_recipe(loaded), highlight=False, markup=False, soft_wrap=True)
+        Console().out(describe_recipe(loaded), highlight=False)
 
     return CommandResult(loaded, show)
 

@@ -183,9 +183,7 @@ def server(
     with ServiceGroup() as services:
         starting = services.launch(server_service(settings, port, environment))
         address = f"http://127.0.0.1:{port}, login: the line in {settings.home / LOGIN_FILE}"
-        console.print(
-            f"Prefect UI while this runs: {address}", highlight=False, markup=False, soft_wrap=True
-        )
+        console.out(f"Prefect UI while this runs: {address}", highlight=False)
         yield environment, lambda: await_ready(starting)
 
 

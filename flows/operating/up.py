@@ -286,4 +286,4 @@ def _say_gateway(settings: Settings, line: str, console: Console) -> None:
 
 
 def _say(console: Console, what: str, text: str) -> None:
-    console.print(f"{what:<14} {text}", highlight=False, markup=False, soft_wrap=True)
+    console.out(f"{what:<14} {text}", highlight=False)

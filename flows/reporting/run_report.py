@@ -132,7 +132,7 @@ def print_report(report: RunReport, page: Path, console: Console) -> None:
         *(f"{what}: {command}" for what, command in next_steps),
     ]
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.out(line, highlight=False)
 
 
 def describe_row(row: ReportRow) -> str:

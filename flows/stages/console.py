@@ -25,7 +25,7 @@ def as_printable(text: str) -> str:
 
 def say(text: str) -> None:
     """Prints text to stderr as it is, with control characters made visible."""
-    Console(stderr=True).print(as_printable(text), highlight=False, markup=False, soft_wrap=True)
+    Console(stderr=True).out(as_printable(text), highlight=False)
 
 
 def open_console() -> Console:
@@ -36,7 +36,7 @@ def open_console() -> Console:
 def print_error(error: BaseException) -> None:
     """Prints a known error to stderr, in red."""
     text = as_printable(f"{type(error).__name__}: {error}")
-    Console(stderr=True).print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+    Console(stderr=True).out(text, style="red", highlight=False)
 
 
 @contextmanager

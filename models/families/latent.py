@@ -43,7 +43,7 @@ def _read(fields: ConfigFields) -> ModelSpec:
         num_query_groups=heads,
         head_dim=fields.count("qk_nope_head_dim", 128) + rotary,
         latent=LatentAttention(
-            query_rank=_query_rank(fields),
+            query_rank=0 if fields.is_null("q_lora_rank") else fields.count("q_lora_rank", 1536),
             key_value_rank=fields.count("kv_lora_rank", 512),
             rotary_head_dim=rotary,
             value_head_dim=fields.count("v_head_dim", 128),
@@ -56,13 +56,6 @@ def _read(fields: ConfigFields) -> ModelSpec:
         norm_epsilon=fields.take("rms_norm_eps", 1e-6),
         **rope,
     )
-
-
-def _query_rank(fields: ConfigFields) -> int:
-    """Rank of the queries. 0 if the file says null."""
-    if fields.is_null("q_lora_rank"):
-        return 0
-    return fields.count("q_lora_rank", 1536)
 
 
 def _write(spec: ModelSpec) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ostinato.models.rendering.encoding import encode_text
+from ostinato.models.rendering.control_texts import encode_text
 from ostinato.models.rendering.vocabulary import (
     ASSISTANT,
     CALL_TAGS,

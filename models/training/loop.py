@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from ostinato.models.checkpoint.resume import ResumePoints, load_parts
 from ostinato.models.device import current_device
 from ostinato.models.network.build import TrainerModel
-from ostinato.models.training.blend import PhaseData
+from ostinato.models.training.batch import PhaseData
 from ostinato.models.training.config import LoopConfig, PhaseConfig, PhaseResult
 from ostinato.models.training.gradients import LayoutGradients
 from ostinato.models.training.optimizer import (

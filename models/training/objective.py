@@ -11,11 +11,6 @@ import torch
 from torch import Tensor
 
 
-def k1_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
-    """Per-token estimate of KL(sampled || other) in nats on sampled tokens: unbiased, any sign."""
-    return sampled_logprobs_N - other_logprobs_N
-
-
 def k3_nats(sampled_logprobs_N: Tensor, other_logprobs_N: Tensor) -> Tensor:
     """Per-token estimate of KL(sampled || other) in nats on sampled tokens: unbiased, never
     negative (Schulman 2020, joschu.net/blog/kl-approx.html).

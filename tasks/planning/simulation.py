@@ -11,16 +11,16 @@ import functools
 import gc
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Self
+from selectors import BaseSelector, DefaultSelector
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from pydantic import Field
 
 from ostinato.infra.agent.transcript import EndReason, Segment, Transcript, TurnRecord
 from ostinato.infra.platform.record import Record
-from ostinato.infra.platform.virtual_time import run_virtual
 from ostinato.infra.serving.engine.router import RequestRouter
 from ostinato.tasks.planning.inputs import RolloutWork
 from ostinato.tasks.planning.rollouts import RolloutPlan
@@ -31,6 +31,44 @@ from ostinato.tasks.rollout.journal import GroupJournal
 from ostinato.tasks.rollout.orchestrator import Limits, Orchestrator
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.steps import RunProgress, StepRequest
+
+Result = TypeVar("Result")
+
+
+class _JumpingSelector(DefaultSelector):
+    """Adds the time the loop wanted to sleep to the virtual clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("virtual loop is stuck: nothing is scheduled and nothing is ready")
+        self.now_seconds += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Event loop on a virtual clock that jumps to the next timer instead of sleeping: a simulated hour
+    takes milliseconds and is the same on every run. Its work must not await real sockets or threads.
+    """
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        selector: BaseSelector = self._jumping
+        super().__init__(selector)
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._jumping.now_seconds
+
+
+def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
 
 PROBLEMS = 64
 TURN = TurnRecord(generated_tokens=1, text="", calls=())

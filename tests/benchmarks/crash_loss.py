@@ -23,7 +23,7 @@ from statistics import fmean, quantiles
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.platform.virtual_time import run_virtual
+from ostinato.tasks.planning.simulation import run_virtual
 from ostinato.tasks.records import Trajectory
 from ostinato.tasks.rollout.journal import RolloutJournal
 from ostinato.tasks.rollout.records import AttemptRequest

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.infra.platform.virtual_time import run_virtual
+from ostinato.tasks.planning.simulation import run_virtual
 from ostinato.tasks.records import Outcome, Trajectory
 from ostinato.tasks.rollout.config import (
     ADMISSIONS,

@@ -30,10 +30,16 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ostinato.flows import reporting
-from ostinato.flows.operating.dashboard.runs import RunPage, find_run, find_run_id, read_run
+from ostinato.flows.operating.dashboard.runs import (
+    AttemptLine,
+    AttemptTable,
+    RunPage,
+    find_run,
+    find_run_id,
+    read_run,
+)
 from ostinato.flows.operating.dashboard.snapshot import DashboardSnapshot, SnapshotReader
 from ostinato.flows.reporting.attempt_files import attempts_page, group_page
-from ostinato.flows.reporting.attempt_table import AttemptLine, AttemptTable
 from ostinato.flows.reporting.attempts import find_attempts
 from ostinato.flows.stages.console import print_error
 from ostinato.flows.stages.server_access import basic_header, read_login

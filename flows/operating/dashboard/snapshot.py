@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from ostinato.flows.operating.dashboard.runs import RunSummary, list_runs
+from ostinato.flows.operating.dashboard.runs import RunSummary, changed_at, list_runs
 from ostinato.flows.operating.status.ledger import open_canaries
 from ostinato.flows.operating.status.processes import ProcessTable
 from ostinato.flows.operating.status.report import collect, in_a_sentence
@@ -131,12 +131,5 @@ class SnapshotReader:
 
 def _pages(home: Path) -> list[str]:
     folder = home / "reports"
-    found = sorted(folder.rglob("*.html"), key=_changed_at, reverse=True)
+    found = sorted(folder.rglob("*.html"), key=changed_at, reverse=True)
     return [path.relative_to(folder).as_posix() for path in found[:MAX_PAGES]]
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

@@ -103,7 +103,7 @@ def print_rows(rows: Sequence[StatusRow], console: Console) -> None:
         )
     console.print(table)
     found = as_printable(f"findings: {_findings(rows) or 'none'}")
-    console.print(found, highlight=False, markup=False, soft_wrap=True)
+    console.out(found, highlight=False)
 
 
 def in_a_sentence(rows: Sequence[StatusRow]) -> str:

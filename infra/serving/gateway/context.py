@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ostinato.infra.platform.ledger import Ledger
 from ostinato.infra.platform.objects import ObjectStore
-from ostinato.infra.serving.gateway.answers.workplaces import Workplaces
+from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.infra.serving.gateway.arms import ArmTable
 from ostinato.infra.serving.gateway.config import GatewayConfig
 from ostinato.infra.serving.gateway.issued_keys import IssuedKeys
@@ -21,7 +21,7 @@ class GatewayContext:
     config: GatewayConfig
     arms: ArmTable
     renderer: Renderer
-    workplaces: Workplaces
+    workplaces: RepositoryWorkplaces
     ledger: Ledger
     objects: ObjectStore
     uploads: Uploads

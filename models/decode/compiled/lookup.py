@@ -1,6 +1,6 @@
 """Compiled loops of the draft lookup: find guesses, count how often they hold, remember answers.
 
-The arrays are described in models/decode/drafts/lookup.py.
+The arrays are described in `Lookup` (models/decode/drafts/speculation.py).
 
 Shapes: S slots, C positions, B decoding slots, O orders (lengths of the tables), N entries of a
 table, K kinds of guess, w drafts in a step.

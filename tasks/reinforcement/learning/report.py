@@ -6,13 +6,13 @@ Shapes: N sampled tokens of the step, S samples.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
+from ostinato.infra.platform.record import dotted
 from ostinato.tasks.records import StageRecord
 
 
@@ -133,16 +133,12 @@ class StepReport(StageRecord):
 
     def metrics(self) -> dict[str, float]:
         """All numbers for one line of a metrics file. Nested names are joined by an underscore."""
-        flat = dict(_flatten(self.model_dump()))
+        flat: dict[str, float] = {
+            name.replace(".", "_"): value
+            for name, value in dotted(self.model_dump())
+            if value is not None and not name.endswith("schema_version")
+        }
         return flat | {"parity_alarms": len(self.parity.alarms())}
-
-
-def _flatten(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}_")
-        elif value is not None and name != "schema_version":
-            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from contextlib import asynccontextmanager
 
 from ostinato.infra.agent.environment import AgentEnvironment
 from ostinato.infra.agent.search.index import SearchService
@@ -20,26 +19,8 @@ Files = Mapping[str, bytes | None]
 """Path -> content that differs from the pristine repository; None: removed."""
 
 
-class Workplaces(Protocol):
-    """Sandboxes by repository name."""
-
-    def names(self, tenant: str) -> tuple[str, ...]:
-        """Repositories that a tenant may name."""
-        ...
-
-    async def pristine(self, tenant: str, repository: str) -> Mapping[str, bytes]:
-        """Every file as the repository has it."""
-        ...
-
-    def lease(
-        self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
-    ) -> AbstractAsyncContextManager[AgentEnvironment]:
-        """A clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
-        ...
-
-
 class RepositoryWorkplaces:
-    """Real sandboxes: a pool of boxes and a warm test server for each repository."""
+    """Sandboxes by repository name: a pool of boxes and a warm test server for each repository."""
 
     def __init__(
         self,
@@ -61,11 +42,12 @@ class RepositoryWorkplaces:
         self._uploads = uploads
 
     def names(self, tenant: str) -> tuple[str, ...]:
-        """Repositories of the gateway, and the tenant's own uploads."""
+        """Repositories that a tenant may name: those of the gateway, and the tenant's own uploads."""
         uploads = () if self._uploads is None else self._uploads.store.list(tenant)
         return (*sorted(self._environments), *(upload.upload_id for upload in uploads))
 
     async def pristine(self, tenant: str, repository: str) -> Mapping[str, bytes]:
+        """Every file as the repository has it."""
         async with self._place(tenant, repository) as place:
             return place.repository.files
 
@@ -73,6 +55,7 @@ class RepositoryWorkplaces:
     async def lease(
         self, tenant: str, repository: str, files: Files, test_ids: tuple[str, ...] | None
     ) -> AsyncIterator[AgentEnvironment]:
+        """A clean sandbox for one request. `pytest` in it runs `test_ids` (None: all)."""
         async with self._place(tenant, repository) as place:
             warning = ""
             if test_ids is None:

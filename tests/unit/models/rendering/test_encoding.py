@@ -4,7 +4,7 @@ import threading
 import time
 
 from ostinato.models.rendering import train_tokenizer
-from ostinato.models.rendering.encoding import encode_text
+from ostinato.models.rendering.control_texts import encode_text
 
 TOKENIZER = train_tokenizer(["def first(items):\n    return items[0]\n"] * 3, 400)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.models.training.blend import PhaseData, count_before, draw_sources
+from ostinato.models.training.batch import PhaseData, count_before, draw_sources
 from ostinato.models.training.config import PhaseConfig
 from tests.fakes.corpus import write_corpus
 

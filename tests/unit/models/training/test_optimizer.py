@@ -15,12 +15,13 @@ from ostinato.models.network.parallel.shards import find_cuts, local_shard
 from ostinato.models.spec import ModelSpec
 from ostinato.models.training import optimizer as optimizer_module
 from ostinato.models.training.data_parallel import run_ranks
-from ostinato.models.training.newton_schulz import (
+from ostinato.models.training.optimizer import (
     assign_to_ranks,
+    build_optimizer,
     orthogonalise,
     orthogonalise_shared,
+    set_learning_rates,
 )
-from ostinato.models.training.optimizer import build_optimizer, set_learning_rates
 from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.weight_shapes import weight_shapes
 from tests.fakes.optimizer_states import State, load_state, save_state

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.models.rendering.chat_template import TemplateRenderer
-from ostinato.models.rendering.whole_conversations import render_whole
 from ostinato.tasks.conversion.exporting import export_model
 from ostinato.tasks.conversion.importing import import_model
+from ostinato.tasks.corpus.conversations import render_whole
 from tests.fakes.published_model import write_published_model
 
 TOLD = [

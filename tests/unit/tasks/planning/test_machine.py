@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.infra.platform.errors import ConfigError
-from ostinato.tasks.planning.machine import find_gpus
+from ostinato.tasks.planning.inputs import find_gpus
 
 KNOWN = r"wanted --chip with a chip of \['b300', 'h100', 'h200'\]"
 

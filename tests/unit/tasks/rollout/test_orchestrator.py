@@ -11,7 +11,7 @@ import pytest
 from ostinato.infra.platform.errors import ClusterError, ConfigError, EngineError, StorageError
 from ostinato.infra.platform.plugins import installed_entries
 from ostinato.infra.platform.telemetry import read_lines
-from ostinato.infra.platform.virtual_time import run_virtual
+from ostinato.tasks.planning.simulation import run_virtual
 from ostinato.tasks.records import Group, Outcome, Trajectory
 from ostinato.tasks.rollout.config import CurriculumConfig, RolloutConfig, StalenessConfig
 from ostinato.tasks.rollout.curriculum import Curriculum, GroupHistory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.models.decode.drafts.costs import StepCosts
+from ostinato.models.decode.drafts.policy import StepCosts
 
 MARGIN = 1.05  # by which drafts must pay
 

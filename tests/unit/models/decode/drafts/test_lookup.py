@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.models.decode.drafts.lookup import Lookup
 from ostinato.models.decode.drafts.policy import DraftPolicy
+from ostinato.models.decode.drafts.speculation import Lookup
 from ostinato.models.decode.engine import DecodeEngine, EngineConfig
 from ostinato.models.decode.protocol import GenerateRequest
 from ostinato.models.decode.slots import SlotTable
