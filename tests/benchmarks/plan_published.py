@@ -1,6 +1,6 @@
 """The plan's step times beside published ones that it was not fitted to.
 
-Run with `python -m tests.benchmarks.plan_published`. Points, sources and what was assumed stand in
+Run with `python -m tests.benchmarks.plan_published`. Points, sources and what was assumed are in
 `plan_published.toml`. Prints one JSON line at the end.
 """
 
@@ -39,6 +39,21 @@ def predict_training(point: dict[str, Any], spec: ModelSpec, inputs: Inputs) -> 
 
 def predict_rl(point: dict[str, Any], spec: ModelSpec, inputs: Inputs) -> float:
     """Seconds of an RL step."""
+    return together(point, *rl_parts(point, spec, inputs))
+
+
+def together(point: dict[str, Any], training: float, generation: float, publish: float) -> float:
+    """Seconds of a step from those of its parts."""
+    if point.get("is_asynchronous"):
+        return max(training, generation) + publish
+    return training + generation + publish
+
+
+def rl_parts(
+    point: dict[str, Any], spec: ModelSpec, inputs: Inputs, generating: Inputs | None = None
+) -> tuple[float, float, float]:
+    """Seconds of training, generation and publish of an RL step. `generating`: inputs for the last two."""
+    engines = generating or inputs
     mean, longest = point["mean_tokens"], point["longest_tokens"]
     attempts = RolloutWork(
         attempts=point["attempts"],
@@ -59,18 +74,21 @@ def predict_rl(point: dict[str, Any], spec: ModelSpec, inputs: Inputs) -> float:
     gpus = point["gpus"] // 2 if is_asynchronous else point["gpus"]
     layout = ParallelLayout.over(gpus, **point["degrees"])
     training = steps * estimate_step(spec, layout, work, inputs).seconds
-    generation = generation_seconds(spec, gpus, point["replica_gpus"], attempts, inputs)
-    network = inputs.chip.network_gigabytes_per_second * 1e9 * inputs.rates.network
-    publish = 2 * num_parameters(spec) / point["replica_gpus"] / network
-    together = max(training, generation) if is_asynchronous else training + generation
-    return together + publish
+    generation = generation_seconds(spec, gpus, point["replica_gpus"], attempts, engines)
+    network = engines.chip.network_gigabytes_per_second * 1e9 * engines.rates.network
+    return training, generation, 2 * num_parameters(spec) / point["replica_gpus"] / network
+
+
+def read_points() -> tuple[dict[str, Any], dict[str, ModelSpec]]:
+    """The file of points, and its models by name."""
+    points = tomllib.loads(POINTS.read_text())
+    shapes = points["models"].items()
+    return points, {name: ModelSpec.model_validate(shape) for name, shape in shapes}
 
 
 def main() -> None:
     """Print the table and the figures."""
-    points = tomllib.loads(POINTS.read_text())
-    models = {name: ModelSpec.model_validate(shape) for name, shape in points["models"].items()}
-    inputs = load_inputs("h100")
+    points, models = read_points()
     errors: dict[str, float] = {}
     print(f"{'point':<44} {'published':>10} {'predicted':>10} {'error':>7}")
     for kind, key, predict in (
@@ -78,6 +96,7 @@ def main() -> None:
         ("rl", "seconds", predict_rl),
     ):
         for point in points[kind]:
+            inputs = load_inputs(point.get("chip", "h100"))
             predicted = predict(point, models[point["model"]], inputs)
             error = predicted / point[key] - 1
             errors[point["name"]] = error
