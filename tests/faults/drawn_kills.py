@@ -62,6 +62,10 @@ class DrawnKills:
                 victim.kill()
         return kind
 
+    def lives(self, kind: str) -> bool:
+        """Whether a process of a kind is alive."""
+        return any(kind_of(process) == kind for process in self._processes())
+
     def _processes(self) -> Iterator[psutil.Process]:
         """Processes of the home, and their boxes, which are told of no home."""
         for process in of_home(self._home):
