@@ -14,6 +14,8 @@ import pytest
 NAME = "tiny-words"
 WHEEL = "tiny_words-1.0-py3-none-any.whl"
 PASSWORD = "hunter2"
+Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
+NOT_FOUND: Answer = (404, {}, b"")
 
 
 def make_wheel(module: str = "tiny_words", extra_bytes: int = 0) -> bytes:
@@ -36,23 +38,17 @@ def make_wheel(module: str = "tiny_words", extra_bytes: int = 0) -> bytes:
     return packed.getvalue()
 
 
-class LocalIndex:
-    """What the index answers by path, and the requests that it got."""
+class RecordingServer:
+    """A server of files that keeps the path and authorization of each request. Who starts `server` closes it."""
 
-    def __init__(self, wheel: bytes, link: str = "") -> None:
+    def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
-        sha256 = hashlib.sha256(wheel).hexdigest()
-        page = f'<a href="{link or f"/files/{WHEEL}"}#sha256={sha256}" data-requires-python="&gt;=3">{WHEEL}</a>'
-        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {
-            f"/simple/{NAME}/": (200, {"Content-Type": "text/html"}, page.encode()),
-            f"/files/{WHEEL}": (200, {"Content-Type": "application/zip"}, wheel),
-        }
-        index = self
+        files = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                index.asked.append((self.path, self.headers.get("Authorization")))
-                code, headers, body = index.answers.get(self.path, (404, {}, b""))
+                files.asked.append((self.path, self.headers.get("Authorization")))
+                code, headers, body = files.answer(self.path)
                 self.send_response(code)
                 for name, value in {**headers, "Content-Length": str(len(body))}.items():
                     self.send_header(name, value)
@@ -64,6 +60,26 @@ class LocalIndex:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self.server.server_port}"
+
+    def answer(self, path: str) -> Answer:
+        """Status, headers and body for a path."""
+        raise NotImplementedError
+
+
+class LocalIndex(RecordingServer):
+    """What the index answers by path, and the requests that it got."""
+
+    def __init__(self, wheel: bytes, link: str = "") -> None:
+        super().__init__()
+        sha256 = hashlib.sha256(wheel).hexdigest()
+        page = f'<a href="{link or f"/files/{WHEEL}"}#sha256={sha256}" data-requires-python="&gt;=3">{WHEEL}</a>'
+        self.answers: dict[str, Answer] = {
+            f"/simple/{NAME}/": (200, {"Content-Type": "text/html"}, page.encode()),
+            f"/files/{WHEEL}": (200, {"Content-Type": "application/zip"}, wheel),
+        }
+
+    def answer(self, path: str) -> Answer:
+        return self.answers.get(path, NOT_FOUND)
 
     @property
     def paths(self) -> list[str]:

@@ -8,7 +8,6 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -22,6 +21,7 @@ from ostinato.infra.platform.packages import (
     read_pip_settings,
 )
 from ostinato.infra.platform.source_archives import SourceArchive, fetch_archive, fetch_wheel
+from tests.fakes.local_index import Answer, RecordingServer
 
 NAME = "evil-pkg"
 FILE = "evil_pkg-1.0.tar.gz"
@@ -44,34 +44,21 @@ def make_archive(marker: Path) -> bytes:
     return packed.getvalue()
 
 
-class Index:
+class Index(RecordingServer):
     """An index on this machine: what it answers by path, and the paths that were asked for."""
 
     def __init__(self, archive: bytes) -> None:
         self.archive = archive
         self.sha256 = hashlib.sha256(archive).hexdigest()
         self.answers: dict[str, list[tuple[int, str, bytes]]] = {}
-        self.asked: list[tuple[str, str | None]] = []
-        index = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                index.asked.append((self.path, self.headers.get("Authorization")))
-                answers = index.answers.get(self.path, [(404, "text/plain", b"")])
-                code, kind, body = answers.pop(0) if len(answers) > 1 else answers[0]
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self.server.server_port}"
+        super().__init__()
         self.files = [self.file(FILE, self.sha256)]
         self.answers[f"/files/{FILE}"] = [(200, "application/gzip", archive)]
+
+    def answer(self, path: str) -> Answer:
+        answers = self.answers.get(path, [(404, "text/plain", b"")])
+        code, kind, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        return code, {"Content-Type": kind}, body
 
     def file(self, name: str, sha256: str, url: str = "") -> dict[str, object]:
         hashes = {"sha256": sha256} if sha256 else {}
