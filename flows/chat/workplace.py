@@ -20,6 +20,7 @@ from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ConfigError, ProblemError
 from ostinato.infra.platform.git import run_git
 from ostinato.infra.sandbox.discovery.checkout import Checkout, describe_checkout
+from ostinato.infra.sandbox.discovery.collection import unloaded_plugins
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -235,7 +236,7 @@ async def open_workplace(
     place = RepositoryEnvironment.create(repository, 1, sandbox, tests_may_write=True)
     box = await place.lease()
     try:
-        run_tests, warning = None, ""
+        run_tests, warning = None, unloaded_plugins(files)
         if not layout.test_paths:
             warning = "no test can be run here: the repository has none"
         else:

@@ -63,7 +63,7 @@ class AgentEnvironment:
     tools: "Mapping[str, Tool]" = field(default_factory=dict)  # additional ones: of MCP servers
     dialogue: "Dialogue | None" = None  # runs the dialogue instead of the harness
     ask_limit_seconds: float | None = None  # for a user's answer; None: the limit of a call
-    warning: str = ""  # why no test can be run; empty: tests can
+    warning: str = ""  # why no test can be run, or plug-ins that some tests miss; empty: neither
 
     def policy_under(self, config: HarnessConfig) -> ToolPolicy:
         """The environment's own policy, or the harness settings'."""

@@ -5,6 +5,7 @@ Other settings are dropped, because plug-ins, coverage, warnings and selections 
 
 import configparser
 import posixpath
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.inside.sources import NAMES, RULES_FILE
 
 _IMPORT_MODES = ("--import-mode=append", "--import-mode=importlib")
+# `-p no:NAME` unloads a plug-in
+_PLUGIN = re.compile(r"(?:^|\s)-p\s*(?!no:)([A-Za-z_][\w.]*)")
 # pytest reads its settings from the first of these files that has the table: (file, table)
 _PLACES = (
     ("pytest.toml", "pytest"), (".pytest.toml", "pytest"), ("pytest.ini", "pytest"), (".pytest.ini", "pytest"),
@@ -46,6 +49,21 @@ def read_rules(files: Mapping[str, bytes]) -> Rules:
         pythonpath=_inside(words.get("pythonpath", ())),
         addopts=tuple(option for option in options if option in _IMPORT_MODES),
         others={name: words[name] for name in NAMES if name in words and name != "pythonpath"},
+    )
+
+
+def unloaded_plugins(files: Mapping[str, bytes]) -> str:
+    """A remark on plug-ins that the project's pytest settings load by `-p`. Empty: there are none."""
+    names: dict[str, None] = {}  # ordered
+    for place in _PLACES:
+        words = _split((_read(files, *place) or {}).get("addopts", ()))
+        text = " ".join(words)
+        names |= dict.fromkeys(_PLUGIN.findall(text))
+    if not names:
+        return ""
+    return (
+        f"plug-ins that addopts loads by -p are not loaded in boxes: {', '.join(names)}; tests that need their "
+        "fixtures fail, unless a conftest.py imports the fixtures"
     )
 
 

@@ -341,7 +341,10 @@ class AgentAnswer(Wire):
     engine_failed"""
     detail: str
     """text of the error when the attempt failed"""
-    warning: str = Field(default="", description="why no test can be run; empty: tests can")
+    warning: str = Field(
+        default="",
+        description="why no test can be run, or plug-ins that some tests miss; empty: neither",
+    )
     final_message: str
     """closing message of the agent"""
     diff: str = Field(

@@ -20,7 +20,7 @@ from ostinato.infra.platform.source_archives import (
     read_archive,
     store_archive,
 )
-from ostinato.infra.sandbox.discovery.collection import write_rules
+from ostinato.infra.sandbox.discovery.collection import unloaded_plugins, write_rules
 from ostinato.infra.sandbox.discovery.layout import ProjectLayout, find_layout
 from ostinato.infra.sandbox.discovery.metadata import Metadata, read_metadata
 from ostinato.tasks.problems.config import GitSource, ProjectSource, RepositorySource, refuse_runner
@@ -121,6 +121,8 @@ def describe_files(
     if refusal := refuse_runner(name, layout.package_paths):
         raise ProblemError(refusal)
     dependencies, remarks = find_dependencies(files, metadata, layout, cache)
+    if remark := unloaded_plugins(files):
+        remarks = (*remarks, remark)
     source = ProjectSource(
         name=name,
         package_paths=layout.package_paths,

@@ -9,6 +9,7 @@ from ostinato.infra.agent.search.index import SearchService
 from ostinato.infra.agent.workplace import make_workplace
 from ostinato.infra.platform.diffs import unified_diff
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.sandbox.discovery.collection import unloaded_plugins
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxKind
 from ostinato.infra.sandbox.repository import PreparedRepository
@@ -89,7 +90,7 @@ class RepositoryWorkplaces:
 
 
 async def _collect_tests(place: RepositoryEnvironment) -> tuple[tuple[str, ...], str]:
-    """Every test of a repository, and why there is none."""
+    """Every test of a repository, and a warning if there is none or if some may fail for want of a plug-in."""
     if not place.repository.test_paths:
         return (), "no test can be run here: the repository has none"
     try:
@@ -97,7 +98,7 @@ async def _collect_tests(place: RepositoryEnvironment) -> tuple[tuple[str, ...],
     except ProblemError as error:
         logger.warning("no_tests=%s", error)
         return (), f"no test can be run here: {error}"
-    return place.test_server.tests, ""
+    return place.test_server.tests, unloaded_plugins(place.repository.files)
 
 
 def changed_files(

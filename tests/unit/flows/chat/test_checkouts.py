@@ -12,8 +12,9 @@ from ostinato.flows.chat.workplace import open_workplace
 from ostinato.infra.sandbox.discovery.checkout import describe_checkout
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.infra.serving.gateway.answers.workplaces import RepositoryWorkplaces
 from ostinato.infra.serving.gateway.uploads.store import Uploads, UploadStore
-from ostinato.tasks.problems.discovery.describing import describe_files
+from ostinato.tasks.problems.discovery.describing import describe_files, describe_source
 
 CODE = "def double(number):\n    return 2 * number\n"
 INIT = "from shop.prices import double\n"
@@ -151,6 +152,35 @@ async def test_a_repository_whose_tests_cannot_be_collected_opens_with_a_warning
         assert "No module named 'a_package_that_is_nowhere'" in work.warning
         assert work.environment.run_tests is None
         assert await work.environment.sandbox.read("shop.py") == CODE.encode()
+
+
+PLUGIN = {
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-p shop_fixtures'\n",
+    "shop_fixtures.py": "import pytest\n\n\n@pytest.fixture\ndef price():\n    return 2\n",
+    "test_shop.py": "def test_price(price):\n    assert price == 2\n\n\ndef test_own():\n    pass\n",
+}
+
+
+async def test_a_plugin_that_is_not_loaded_is_named_at_each_door(tmp_path: Path) -> None:
+    root = write(tmp_path / "shop", PLUGIN)
+    async with open_workplace(
+        root, tmp_path / "copy", warm_tests=True, test_limit_seconds=60.0
+    ) as work:
+        assert "not loaded in boxes: shop_fixtures;" in work.warning
+        assert work.environment.run_tests is not None
+    remarks = describe_source(str(root), None, tmp_path / "cache", 0).remarks
+    assert "not loaded in boxes: shop_fixtures;" in " ".join(remarks)
+    store = UploadStore(tmp_path / "uploads", hours=1.0, bytes_per_tenant=1 << 20)
+    upload = store.keep("acme", pack(root, PLUGIN, tmp_path / "shop.tar.gz"))
+    uploads = Uploads(store)
+    workplaces = RepositoryWorkplaces(
+        (), boxes_per_repository=1, test_limit_seconds=60.0, uploads=uploads
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(uploads.close)
+        leased = workplaces.lease("acme", upload.upload_id, {}, None)
+        environment = await stack.enter_async_context(leased)
+        assert "not loaded in boxes: shop_fixtures;" in environment.warning
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.infra.sandbox.discovery.collection import read_rules, write_rules
-from ostinato.infra.sandbox.inside.sources import is_test_name, make_options
+from ostinato.infra.sandbox.discovery.collection import read_rules, unloaded_plugins, write_rules
+from ostinato.infra.sandbox.inside.sources import RULES_FILE, is_test_name, make_options
 
 IN_EVERY_FORM = {
     "pytest.toml": "[pytest]\npython_functions = ['NAME_*']\n",
@@ -94,3 +94,25 @@ def test_rules_come_back_as_options_of_every_run() -> None:
         False,
     ]
     assert make_options("/repo", "") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("-p shop.fixtures", ("shop.fixtures",)),
+        ("-q -pshop_plugin --strict-markers -p pytester", ("shop_plugin", "pytester")),
+        ("-p no:cacheprovider -pno:randomly --pdbcls=a:b --import-mode=importlib", ()),
+        ("", ()),
+    ],
+)
+@pytest.mark.parametrize("name", IN_EVERY_FORM)
+def test_plugins_that_addopts_loads_are_named(
+    options: str, named: tuple[str, ...], name: str
+) -> None:
+    toml = name.endswith(".toml")
+    for value in (repr(options), repr(options.split())) if toml else (options,):
+        text = IN_EVERY_FORM[name].partition("\n")[0] + f"\naddopts = {value}\n"
+        told = unloaded_plugins({name: text.encode(), RULES_FILE: b"[pytest]\npythonpath = src\n"})
+        if name != RULES_FILE:  # of an upload, the last is our own
+            assert told.partition(": ")[2].partition(";")[0] == ", ".join(named)
+    assert unloaded_plugins({name: b"\xff[", "a.py": b"-p shop"}) == ""
