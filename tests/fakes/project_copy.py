@@ -24,6 +24,11 @@ def copy_package(target: Path) -> None:
         shutil.copytree(ROOT / name, target / name, ignore=ignored)
 
 
+def times_of_results(home: Path) -> dict[Path, int]:
+    """When each finished stage of a home wrote its result."""
+    return {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
+
+
 class Installation:
     """The `ostinato` command of one installation, in the home that the environment names."""
 
