@@ -40,12 +40,14 @@ def leave_it_to_the_run(run: Path, step: int) -> None:
 @pytest.mark.parametrize(
     ("world_size", "boxes", "kill", "entry"),
     [
-        # of all processes in the milliseconds between the save of a step and its line, which thirty drawn kills hit once
-        (1, "fleet", leave_it_to_the_run, UNREPORTED),
-        (2, "worker", kill_trainer_rank_after_step, ENTRY),
-        pytest.param(1, "fleet", kill_after_step, ENTRY, marks=pytest.mark.nightly),
+        # in the milliseconds between the save of a step and its line, which thirty drawn kills hit once
+        pytest.param(1, "fleet", leave_it_to_the_run, UNREPORTED, id="all before the line"),
+        pytest.param(2, "worker", kill_trainer_rank_after_step, ENTRY, id="one of two ranks"),
+        pytest.param(1, "fleet", kill_after_step, ENTRY, id="all", marks=pytest.mark.nightly),
         # what the others show of all processes and of two ranks, together
-        pytest.param(2, "worker", kill_after_step, ENTRY, marks=pytest.mark.nightly),
+        pytest.param(
+            2, "worker", kill_after_step, ENTRY, id="all of two", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_run_killed_between_steps_ends_as_if_it_had_not_been(
