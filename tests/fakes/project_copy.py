@@ -86,5 +86,7 @@ class ProjectCopy(Installation):
         text = file.read_text()
         assert text.count(old) == 1, f"{path} holds {old!r} {text.count(old)} times, wanted once"
         file.write_text(text.replace(old, new))
-        yield
-        file.write_text(text)
+        try:
+            yield
+        finally:
+            file.write_text(text)
