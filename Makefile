@@ -18,9 +18,10 @@ demo: $(STAMP)  ## the whole chain with the nano recipe; run again to continue
 reached: $(DEV_STAMP)  ## which product lines the documented commands run (an hour or more)
 	$(BIN)/python -m tests.reached
 
-# Files of tests are shared, in their order, among this many processes; 0: all in this one, printed as they run.
+# Files of tests are shared, in their order, among this many processes; 0: all in this one, printed as they run. Three
+# keep two cores busy: each waits two fifths of its time.
 # One that crashes ends the run: with another in its place pytest-xdist 3.8 waits for ever for the rest of its files.
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 
 test: $(DEV_STAMP)  ## the default test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --max-worker-restart=0 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

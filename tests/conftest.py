@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,21 @@ os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 os.environ.pop("PYTEST_ADDOPTS", None)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked sampled(N), N of its cases stay, spread over their order; the others are nightly."""
+LONG = ("slow", "browser")
+
+
+@pytest.hookimpl(wrapper=True)  # around the choice of -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Of a test marked sampled(N), N of its cases stay, spread over their order; the others are nightly. Files with
+    long tests that run come first: one that a process begins last would be waited for.
+    """
+    _sample(items)
+    yield
+    long = {item.path for item in items if any(map(item.get_closest_marker, LONG))}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def _sample(items: list[pytest.Item]) -> None:
     groups: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):

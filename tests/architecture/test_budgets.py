@@ -3,10 +3,20 @@
 import statistics
 from collections import Counter
 
-from tests.architecture.source import count_lines, list_classes, list_functions, list_modules
+from tests.architecture.source import (
+    count_lines,
+    list_classes,
+    list_files,
+    list_functions,
+    list_modules,
+)
 
 FILE_LINES_MAXIMUM = 500
+# the step of RL from samples to report reads on one page
+STEP = "tasks/reinforcement/learning/step.py"
+STEP_LINES_MAXIMUM = 300
 FOLDER_FILES_MAXIMUM = 25
+STAGE_FOLDERS_MAXIMUM = 12
 FILE_LINES_MEDIAN = 150
 FILE_LINES_P90 = 350
 CLASS_LINES_MAXIMUM = 250
@@ -30,6 +40,7 @@ def test_files_keep_their_budget() -> None:
     print(f"files: {len(real)}, median {median:.0f}, p90 {p90}, longest {max(real)}")  # noqa: T201
 
     assert {name: n for name, n in lengths.items() if n > FILE_LINES_MAXIMUM} == {}
+    assert lengths[STEP] <= STEP_LINES_MAXIMUM
     assert median <= FILE_LINES_MEDIAN
     assert p90 <= FILE_LINES_P90
 
@@ -64,3 +75,11 @@ def test_folders_keep_their_budget() -> None:
 
     full = {name: n for name, n in folders.items() if n > FOLDER_FILES_MAXIMUM}
     assert full.keys() <= FULL_FOLDERS.keys(), full
+
+
+def test_tasks_hold_a_folder_for_each_stage_and_the_records_that_stages_exchange() -> None:
+    inside = {name.split("/")[1] for name in list_files() if name.startswith("tasks/")}
+    loose = {name for name in inside if "." in name}
+
+    assert loose == {"__init__.py", "records.py"}
+    assert len(inside - loose) <= STAGE_FOLDERS_MAXIMUM

@@ -18,6 +18,8 @@ from tests.architecture.source import ROOT, count_lines, list_files, list_functi
 
 README_LINES = 120
 README_COLUMNS = 120
+PAGE_LINES = {"AGENTS.md": 60, "ARCHITECTURE.md": 120}
+DECISIONS_MAXIMUM = 30
 # the lab log and old decisions may name what is gone
 GUIDES = [
     name
@@ -57,6 +59,11 @@ def test_readme_keeps_its_budget() -> None:
 
     assert len(lines) <= README_LINES
     assert [line for line in lines if len(line) > README_COLUMNS] == []
+
+
+@pytest.mark.parametrize("name", PAGE_LINES)
+def test_pages_that_are_read_whole_keep_their_budget(name: str) -> None:
+    assert len(_text(name).splitlines()) <= PAGE_LINES[name]
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -128,6 +135,7 @@ def test_index_of_decisions_agrees_with_the_files() -> None:
     files = sorted(name for name in list_files() if name.startswith("docs/decisions/"))
 
     assert sorted(path for _, path, _, _ in listed) == files
+    assert len(files) <= DECISIONS_MAXIMUM
     numbers = [number for number, *_ in listed]
     assert numbers == [f"{number:04d}" for number in range(1, len(numbers) + 1)]
     for number, path, title, status in listed:

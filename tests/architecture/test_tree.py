@@ -83,8 +83,8 @@ def test_no_source_carries_an_unnumbered_mark() -> None:
 
 
 def test_marks_stand_in_the_files_that_ci_gives_to_pytest() -> None:
-    """.ci/run and .ci/beside find slow tests and those of virtual machines by text, to import no others."""
-    marked = re.compile(r"mark\.(?:slow|microvm)\b")
+    """.ci/run and .ci/beside find what runs alone and virtual machines by text, to import no others."""
+    marked = re.compile(r"mark\.(?:alone|microvm)\b")
     found = {
         name
         for name in list_modules(with_tests=True)

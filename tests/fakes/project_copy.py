@@ -24,6 +24,11 @@ def copy_package(target: Path) -> None:
         shutil.copytree(ROOT / name, target / name, ignore=ignored)
 
 
+def times_of_results(home: Path) -> dict[Path, int]:
+    """When each finished stage of a home wrote its result."""
+    return {path: path.stat().st_mtime_ns for path in home.glob("runs/*/*/result.json")}
+
+
 class Installation:
     """The `ostinato` command of one installation, in the home that the environment names."""
 
@@ -81,5 +86,7 @@ class ProjectCopy(Installation):
         text = file.read_text()
         assert text.count(old) == 1, f"{path} holds {old!r} {text.count(old)} times, wanted once"
         file.write_text(text.replace(old, new))
-        yield
-        file.write_text(text)
+        try:
+            yield
+        finally:
+            file.write_text(text)

@@ -26,6 +26,7 @@ chat([user("two")], max_tokens=8)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_a_killed_run_of_programs_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", cpu_limit=2)
     harness = HarnessConfig(

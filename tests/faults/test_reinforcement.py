@@ -21,6 +21,8 @@ from tests.faults.unreported_step import STEP
 
 STEPS = 3
 CLI = (sys.executable, "-c", "from ostinato.flows.cli import main; main()")
+ENTRY = "ostinato.tasks.reinforcement.run:main"
+UNREPORTED = "tests.faults.unreported_step:main"
 
 
 def kill_trainer_rank_after_step(run: Path, step: int) -> None:
@@ -29,15 +31,23 @@ def kill_trainer_rank_after_step(run: Path, step: int) -> None:
     rank.kill()
 
 
+def leave_it_to_the_run(run: Path, step: int) -> None:
+    """The entry of UNREPORTED kills."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("world_size", "boxes", "kill"),
+    ("world_size", "boxes", "kill", "entry"),
     [
-        (1, "fleet", kill_after_step),
-        (2, "worker", kill_trainer_rank_after_step),
-        # what the other two show of all processes and of two ranks, together
-        pytest.param(2, "worker", kill_after_step, marks=pytest.mark.nightly),
+        # in the milliseconds between the save of a step and its line, which thirty drawn kills hit once
+        pytest.param(1, "fleet", leave_it_to_the_run, UNREPORTED, id="all before the line"),
+        pytest.param(2, "worker", kill_trainer_rank_after_step, ENTRY, id="one of two ranks"),
+        pytest.param(1, "fleet", kill_after_step, ENTRY, id="all", marks=pytest.mark.nightly),
+        # what the others show of all processes and of two ranks, together
+        pytest.param(
+            2, "worker", kill_after_step, ENTRY, id="all of two", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_run_killed_between_steps_ends_as_if_it_had_not_been(
@@ -45,6 +55,7 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     world_size: int,
     boxes: Literal["worker", "fleet"],
     kill: Callable[..., None],
+    entry: str,
 ) -> None:
     settings = Settings(home=tmp_path / "home", cpu_limit=2)
     plain, run = (
@@ -54,7 +65,9 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     forked = plain.rollout.model_copy(update={"forked_share": 0.5, "group_size": 3})
     request = plain.model_copy(update={"rollout": forked})
 
-    kill_and_resume(request, run, settings, partial(kill, step=2))
+    kill_and_resume(request, run, settings, partial(kill, step=STEP), entry)
+    restored = read_metrics(run / "metrics.jsonl")[STEP - 1]
+    assert {"solve_rate", "reward_mean", "loss", "staleness_mean", "version"} <= restored.keys()
     # each step of several ranks starts their processes: of those the one after the kill
     asked = ["--step", str(STEPS)] if world_size > 1 else []
     replayed = subprocess.run(
@@ -67,15 +80,3 @@ def test_run_killed_between_steps_ends_as_if_it_had_not_been(
     count = 1 if asked else STEPS
     assert f"{count} steps, all equal in weights" in replayed.stderr, replayed.stderr
     assert replayed.returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_step_that_was_saved_and_not_reported_has_its_line(tmp_path: Path) -> None:
-    """A kill in the milliseconds between the two, which thirty drawn kills hit once."""
-    settings = Settings(home=tmp_path / "home", cpu_limit=2)
-    request, run = miniature_request(tmp_path, "unreported", STEPS), tmp_path / "run"
-    entry = "tests.faults.unreported_step:main"
-    kill_and_resume(request, run, settings, lambda _: None, entry)
-    restored = read_metrics(run / "metrics.jsonl")[STEP - 1]
-    assert {"solve_rate", "reward_mean", "loss", "staleness_mean", "version"} <= restored.keys()

@@ -1,10 +1,13 @@
-"""An RL run whose driver is killed once, after its second step was saved and before the metrics of that step were
-written.
+"""An RL run that is killed once with everything that it started, after its second step was saved and before the metrics
+of that step were written.
 """
 
+import contextlib
 import os
 import signal
 from typing import Any
+
+import psutil
 
 from ostinato.infra.platform.cluster.workspace import Workspace
 from ostinato.tasks.reinforcement import run
@@ -26,6 +29,9 @@ def main(request: ReinforcementRequest, workspace: Workspace) -> ReinforcementRe
     ) -> None:
         if step.step == STEP and not was_killed.exists():
             was_killed.touch()
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             os.kill(os.getpid(), signal.SIGKILL)
         report_step(self, orchestrator, step, *rest, **named)
 

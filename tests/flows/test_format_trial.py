@@ -68,6 +68,7 @@ def test_each_format_is_tried_on_the_same_training_problems_and_one_is_recommend
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_foreign_program_is_tried_in_its_one_form(
     prefect_server: None, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

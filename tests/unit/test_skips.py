@@ -1,6 +1,9 @@
-"""Rules of tests/conftest.py: a skip that nobody reviewed ends a run with exit code 1; of sampled cases a part runs."""
+"""Rules of tests/conftest.py: a skip that nobody reviewed ends a run with exit code 1; of sampled cases a part runs; long
+tests come first.
+"""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +22,7 @@ def test_one(case):
     assert case in (0, 2)
 """
 PASSES = "def test_one():\n    pass\n"
+LONG = "import pytest\n\n@pytest.mark.{mark}\ndef test_long():\n    pass\n" + PASSES
 
 
 def _run(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -54,3 +58,16 @@ def test_run_without_a_skip_passes(tmp_path: Path) -> None:
 def test_sampled_cases_are_spread_and_the_others_are_nightly(tmp_path: Path) -> None:
     assert "3 passed, 3 deselected" in _run(tmp_path, SAMPLED, "-m", "not nightly").stdout
     assert "3 failed, 3 deselected" in _run(tmp_path, SAMPLED, "-m", "nightly").stdout
+
+
+def test_files_with_long_tests_that_run_come_first(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(PASSES)
+    (tmp_path / "test_x.py").write_text(LONG.format(mark="browser"))
+    (tmp_path / "test_y.py").write_text(LONG.format(mark="slow"))
+
+    def order(*options: str) -> list[str]:
+        said = _run(tmp_path, PASSES, "--collect-only", *options).stdout
+        return list(dict.fromkeys(re.findall(r"test_(\w+)\.py::", said)))
+
+    assert order() == ["x", "y", "a", "it"]
+    assert order("-m", "not slow") == ["x", "a", "it", "y"]

@@ -195,7 +195,7 @@ class Runs:
         self.corpus = corpus
         self.directory = directory
         self.alone: dict[tuple[str, str], Trained] = {}
-        self.cases: dict[Case, Trained] = {}
+        self.cases: dict[tuple[int, Case], Trained] = {}  # by ranks
 
     def on_one(self, name: str, optimizer: str = "adamw") -> Trained:
         key = name, optimizer
@@ -208,13 +208,14 @@ class Runs:
 
     def on(self, world_size: int, case: Case, cases: Sequence[Case]) -> Trained:
         """The run of a case, which is trained together with others."""
-        if case not in self.cases:
+        if (world_size, case) not in self.cases:
             place = self.directory / f"{world_size}-{len(self.cases)}"
             place.mkdir(exist_ok=True)
             given = self.corpus, place, world_size, cases
             layout = ParallelLayout(data=world_size)
-            self.cases |= run_ranks(train_cases, given, layout)
-        return self.cases[case]
+            trained = run_ranks(train_cases, given, layout)
+            self.cases |= {(world_size, one): seen for one, seen in trained.items()}
+        return self.cases[world_size, case]
 
 
 @pytest.fixture(scope="module")
@@ -242,15 +243,29 @@ def cases_of(layouts: Sequence[dict[str, int]], *names: str) -> list[Case]:
 T2, E2, C2 = {"tensor": 2}, {"expert": 2}, {"context": 2}
 P2, I2, X2 = {"pipeline": 2}, {"interleave": 2}, {"expert_tensor": 2}
 RECOMPUTED = {"recompute": 1}
-MUON: list[Case] = [("nano", "muon", tuple(layout.items())) for layout in ({}, T2, P2, X2)]
+
+
+def with_muon(*layouts: dict[str, int]) -> list[Case]:
+    return [("nano", "muon", tuple(layout.items())) for layout in layouts]
+
+
+# each layout by nano, and by the families whose attention or experts it divides otherwise
 ON_TWO = [
-    *cases_of([{}, T2, E2, P2, C2], *FAMILIES),
+    *cases_of([{}, T2, E2, P2, C2], "nano"),
+    *cases_of([E2, P2], "qwen3_moe"),
+    *cases_of([T2, E2, C2], "deepseek_v3"),
     *cases_of([P2 | I2], "nano-4"),
-    *cases_of([layout | RECOMPUTED for layout in (T2, E2, P2)], "nano"),
-    *MUON,
+    *cases_of([E2 | RECOMPUTED], "nano"),
+    *with_muon(T2, X2),
     ("deepseek_v3", "muon", (("tensor", 2),)),
 ]
-BY_NIGHT_ON_TWO = cases_of([P2 | I2], "qwen3_moe-4", "deepseek_v3-4")
+BY_NIGHT_ON_TWO = [
+    *cases_of([P2 | I2], "qwen3_moe-4", "deepseek_v3-4"),
+    *cases_of([{}, T2, C2], "qwen3_moe"),
+    *cases_of([{}, P2], "deepseek_v3"),
+    *cases_of([T2 | RECOMPUTED, P2 | RECOMPUTED], "nano"),
+    *with_muon({}, P2),
+]
 BY_NIGHT_ON_FOUR = [
     *cases_of([T2 | E2, E2 | X2, P2 | T2, P2 | E2, C2 | P2], "nano"),
     *cases_of([C2 | T2], "deepseek_v3"),

@@ -46,7 +46,7 @@ def test_a_deleted_function_whose_tests_any_quiet_body_passes_is_no_problem(tmp_
 
 
 @pytest.mark.parametrize("tries_stubs", [False, True])
-@pytest.mark.sampled(1)
+@pytest.mark.nightly
 def test_a_mutation_whose_tests_any_quiet_body_passes_is_no_problem(tmp_path, tries_stubs):
     write_source(tmp_path, {"src/kit/__init__.py": CODE, "tests/test_kit.py": TESTS})
     source = KIT.model_copy(update={"quotas": Quotas(mutation=16)})
@@ -110,6 +110,7 @@ def test_nothing():
 
 
 @pytest.mark.parametrize("tests", [DRAWS, MEASURES], ids=["no trial separates", "reads its source"])
+@pytest.mark.sampled(1)
 def test_a_problem_whose_right_fix_the_grader_refuses_is_none(tmp_path, tests):
     write_source(
         tmp_path,

@@ -360,7 +360,10 @@ def test_minimum_with_which_nothing_can_be_shown_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kept", "dissatisfied", "latency"),
-    [((0.6, 0.6), (0.2, 0.2), (5, 5)), ((0.7, 0.4), (0.1, 0.3), (5, 8))],
+    [
+        pytest.param((0.6, 0.6), (0.2, 0.2), (5, 5), marks=pytest.mark.nightly),
+        ((0.7, 0.4), (0.1, 0.3), (5, 8)),
+    ],
 )
 def test_the_intervals_of_all_looks_hold_the_true_differences(
     kept: tuple[float, float], dissatisfied: tuple[float, float], latency: tuple[float, float]
