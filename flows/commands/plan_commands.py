@@ -16,7 +16,10 @@ from ostinato.tasks.planning.inputs import find_gpus
 PLANNING = "ostinato.flows.commands.planning"
 TABLES = "ostinato.flows.commands.plan_tables"
 ChipOption = Annotated[
-    str | None, typer.Option(help="h100, h200 or b300; this machine's, by nvidia-smi, when absent")
+    str | None,
+    typer.Option(
+        help="h100, h200, b200, b300, gb200 or gb300; this machine's, by nvidia-smi, when absent"
+    ),
 ]
 
 

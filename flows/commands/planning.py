@@ -13,6 +13,7 @@ from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.layout import ParallelLayout
 from ostinato.models.spec import ModelSpec
+from ostinato.models.training.optimizer_config import OptimizerConfig
 from ostinato.models.weight_shapes import num_parameters
 from ostinato.tasks.planning.dry_run_records import (
     LARGEST_DIFFERENCE_RATIO,
@@ -29,13 +30,17 @@ from ostinato.tasks.planning.placements import (
     plan_trainers,
 )
 from ostinato.tasks.planning.plan import (
-    PublishBytes,
     TrainingPlan,
     estimate_layouts,
     estimate_training,
     plan_training,
-    publish_bytes,
     search_layout,
+)
+from ostinato.tasks.planning.publishing import (
+    PublishBytes,
+    PublishNeeds,
+    publish_bytes,
+    publish_needs,
 )
 from ostinato.tasks.planning.simulation import SimulatedLoad, SimulatedRun, Simulation
 from ostinato.tasks.pretraining.config import PretrainingLayout
@@ -80,6 +85,7 @@ def learning_work(recipe: Recipe) -> TrainingWork:
         step_tokens=_attempts(recipe) * longest,
         forward_passes=1 if has_reference else 0,
         weight_copies=2 if has_reference else 1,
+        is_reinforcement=True,
     )
 
 
@@ -98,6 +104,7 @@ def rollout_work(recipe: Recipe, inputs: Inputs) -> RolloutWork:
         generated_tokens=generated,
         longest_generated_tokens=generated,
         tool_seconds=inputs.costs.tool_seconds,
+        publish_precision=recipe.learning.publish_precision,
     )
 
 
@@ -143,13 +150,14 @@ class RecipePlan(Record):
         description="options that set a stage's layout; None: the stage does not support this layout yet"
     )
     publish: PublishBytes
+    needs: PublishNeeds
     simulated: dict[int, SimulatedRun] = Field(
         description="simulated runs of the separate placement, by the bound on staleness; empty if it does not fit"
     )
     hours: dict[str, StageHours] = Field(
         description="GPU-hours of pretraining and of each placement of RL, without MTP and evaluations"
     )
-    dry_run: DryRunResult | None = None
+    dry_runs: dict[str, DryRunResult] = Field(default={}, description="dry runs by stage")
 
     @property
     def reinforcement(self) -> str:
@@ -159,7 +167,7 @@ class RecipePlan(Record):
     @property
     def complaint(self) -> str:
         """The mismatch between dry run and plan. Empty when they agree, or without a dry run."""
-        return find_mismatch(() if self.dry_run is None else self.dry_run.stages)
+        return find_mismatch([stage for run in self.dry_runs.values() for stage in run.stages])
 
 
 def plan_recipe(
@@ -185,7 +193,12 @@ def plan_recipe(
         )
     if not is_dry_run:
         return plan
-    return plan.model_copy(update={"dry_run": walk_step(recipe, plan.pretraining)})
+    training = plan.placements[plan.reinforcement].training
+    walked = {
+        "pretraining": walk_step(recipe.model, plan.pretraining, recipe.pretraining.optimizer),
+        "reinforcement": walk_step(recipe.model, training, recipe.learning.optimizer),
+    }
+    return plan.model_copy(update={"dry_runs": walked})
 
 
 def parse_degrees(texts: Sequence[str]) -> dict[str, int]:
@@ -235,6 +248,8 @@ def make_plan(
     options = {"pretraining": settings_of("pretraining", pretraining)}
     if separate := placements.get(SEPARATE):
         options["reinforcement"] = settings_of("reinforcement", separate.training)
+    learning = recipe.learning
+    publish = publish_bytes(spec, inputs.costs, learning.publish_precision)
     return RecipePlan(
         recipe=recipe.name,
         parameters=num_parameters(spec),
@@ -244,7 +259,14 @@ def make_plan(
         placements=placements,
         refusals=refusals,
         options=options,
-        publish=publish_bytes(spec, inputs),
+        publish=publish,
+        needs=publish_needs(
+            publish,
+            next(iter(placements.values())).training.layout.world_size,
+            earlier=learning.parity.earlier_versions,
+            newest=learning.keep_chain_versions,
+            anchor_every=learning.anchor_every_versions,
+        ),
         simulated=_simulate(recipe, separate, inputs, bounds) if separate else {},
         hours=hours,
     )
@@ -290,7 +312,7 @@ def _simulate(
         placement.rollouts,
         rollout_work(recipe, inputs),
         recipe.rollout,
-        step_seconds=placement.training.step.seconds,
+        step_seconds=placement.training.step.seconds + placement.fixed_seconds,
         publish_seconds=placement.swap_seconds,
     )
     bound = load.rollout.staleness.max_staleness_versions
@@ -298,13 +320,14 @@ def _simulate(
     return {limit: Simulation(load.with_bound(limit)).run() for limit in wanted}
 
 
-def walk_step(recipe: Recipe, plan: TrainingPlan) -> DryRunResult:
-    """Builds one rank of each pipeline stage on the meta device and walks one pretraining step, in a child process."""
+def walk_step(spec: ModelSpec, plan: TrainingPlan, optimizer: OptimizerConfig) -> DryRunResult:
+    """Builds one rank of each pipeline stage on the meta device and walks one step, in a child process."""
+    settings = optimizer.model_dump(include=set(OptimizerConfig.model_fields))
     request = DryRunRequest(
-        spec=recipe.model,
+        spec=spec,
         layout=plan.layout,
         work=plan.work,
-        optimizer=recipe.pretraining.optimizer,
+        optimizer=OptimizerConfig.model_validate(settings),
     )
     with tempfile.TemporaryDirectory(prefix="ostinato-dry-run-") as directory:
         return run_child(DRY_RUN, request, DryRunResult, directory=Path(directory))

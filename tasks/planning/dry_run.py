@@ -3,7 +3,8 @@ without other ranks.
 
 The training code builds the rank's part on torch's meta device, in process groups without
 communication. Megatron's schedule runs one microbatch (with interleaving, one per stage) forward
-and backward, gradients are summed, and the optimiser steps. Nothing is computed: shapes pass
+and backward, gradients are summed, and the optimiser steps. A step of RL first passes it forward
+for the log-probs of its KL reference. Nothing is computed: shapes pass
 through every operation, and collectives are counted instead of run. Where shapes depend on values,
 all ranks and all experts are assumed to have the same number of tokens. The products inside experts
 are skipped, since they are thousands of small calls without communication.
@@ -15,7 +16,7 @@ import functools
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +49,7 @@ from ostinato.tasks.planning.dry_run_records import (
 from ostinato.tasks.planning.shapes import StageParameters, stage_parameters
 
 META = torch.device("meta")
+LOGPROBS = "log-probs"  # phase of the passes without backward
 aten = torch.ops.aten
 
 # Bytes that one of n ranks sends, relative to the bytes of a collective's larger side.
@@ -119,7 +121,7 @@ class ShapeWalk(TorchDispatchMode):
         sides = [sum(one.nbytes for one in _tensors(part)) for part in args[:2]]
         key = self._phase, name.strip("_"), ranks
         if name == "send":  # to one neighbour, whatever the group's size
-            key = "pipeline", name, 2
+            key = LOGPROBS if self._phase == LOGPROBS else "pipeline", name, 2
         self.calls[key] += 1
         self.sent_bytes[key] += max(sides) * RING[name](ranks)
         work = FakeWork().boxed()
@@ -245,16 +247,20 @@ def _walk(
     run_chunk: Any = model.run_chunk
 
     def forward(*arguments: Any, **options: Any) -> Tensor:
-        with walk.phase("forward"):
+        with walk.phase("forward" if torch.is_grad_enabled() else LOGPROBS):
             return run_chunk(*arguments, **options)
 
     def loss(batch: TokenBatch, hidden_TBD: Tensor) -> tuple[Tensor, int]:
-        with walk.phase("forward"):
+        with walk.phase("forward" if torch.is_grad_enabled() else LOGPROBS):
             logprobs_C = model.target_logprobs(hidden_TBD, batch.tokens_BT, batch.loss_mask_BT)
             return -logprobs_C.sum(), len(logprobs_C)
 
     model.run_chunk = forward  # type: ignore[method-assign]
     num_batches = layout.pipeline if layout.interleave > 1 else 1
+    with walk, walk.phase(LOGPROBS), torch.no_grad():
+        # by a reference of the model's shapes; without backward, stages run whole rounds
+        for _ in range(work.forward_passes):
+            run_microbatches(model, [batch] * layout.pipeline, loss, has_backward=False)
     gradients.clear()
     with walk, walk.phase("backward"):
         run_microbatches(model, [batch] * num_batches, loss)
@@ -262,14 +268,16 @@ def _walk(
         gradients.reduce()
     with walk, walk.phase("optimiser"):
         optimizer.step()
-    return _exchanges(walk, math.ceil(work.microbatches(layout)) / num_batches)
+    microbatches = math.ceil(work.microbatches(layout))
+    times = {"gradients": 1.0, "optimiser": 1.0, LOGPROBS: microbatches / layout.pipeline}
+    return _exchanges(walk, times, microbatches / num_batches)
 
 
-def _exchanges(walk: ShapeWalk, times: float) -> tuple[Exchange, ...]:
-    """Collectives over several ranks. Collectives of microbatches count `times` times."""
+def _exchanges(walk: ShapeWalk, times: Mapping[str, float], usual: float) -> tuple[Exchange, ...]:
+    """Collectives over several ranks, those of each phase as often as `times` says, else `usual`."""
     found = []
     for (phase, operation, ranks), calls in walk.calls.items():
-        repeats = 1.0 if phase in ("gradients", "optimiser") else times
+        repeats = times.get(phase, usual)
         found.append(
             Exchange(
                 phase=phase,

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
+from ostinato.models.decode.config import Precision
 from ostinato.models.layout import ParallelLayout
 
 
@@ -24,6 +25,7 @@ class TrainingWork(Record):
     """passes for log-probs before the step: policy, reference"""
     weight_copies: int = Field(default=1, ge=1)
     """models whose weights a rank holds: the trained one and, with a KL penalty, its reference"""
+    is_reinforcement: bool = Field(default=False, description="a step of RL, which takes longer")
 
     def microbatches(self, layout: ParallelLayout) -> float:
         """Microbatches of one data-parallel rank per step."""
@@ -38,6 +40,7 @@ class RolloutWork(Record):
     generated_tokens: float = Field(gt=0, description="mean per attempt")
     longest_generated_tokens: float = Field(gt=0)
     tool_seconds: float = Field(ge=0, description="seconds per attempt in its sandbox")
+    publish_precision: Precision = Precision.BF16
 
     @property
     def context_tokens(self) -> float:
@@ -58,11 +61,14 @@ class Chip(Record):
     node_gigabytes_per_second: float
     network_gigabytes_per_second: float
     gpus_per_node: int
+    linked_gpus: int = Field(description="GPUs that NVLink joins, of one node or of several")
 
 
 class Rates(Record):
-    """Achieved shares of a chip's peak rates."""
+    """Achieved shares of a chip's peak rates, those of products at an infinite width."""
 
+    hidden_half: float = Field(description="hidden size at which products reach half of their rate")
+    expert_half: float = Field(description="the same for experts and their hidden size")
     bf16_products: float
     fp8_products: float
     bf16_grouped: float
@@ -99,6 +105,9 @@ class Costs(Record):
     engine_memory_share: float
     engine_step_seconds: float
     engine_slots: int
+    rl_training_factor: float = Field(description="seconds of a step in RL over those outside")
+    rl_fixed_seconds: float = Field(description="seconds of each RL step beside its parts")
+    rl_switch_seconds: float = Field(description="seconds more if the parts share GPUs")
     tool_seconds: float
     changed_share: float
     delta_bytes: int
@@ -111,6 +120,11 @@ class Inputs(Record):
     rates: Rates
     shares: AxisValues = Field(description="shares of the time that computation does not hide")
     costs: Costs
+
+    @property
+    def network_bytes_per_second(self) -> float:
+        """Achieved rate of the network port of one GPU."""
+        return self.chip.network_gigabytes_per_second * 1e9 * self.rates.network
 
 
 def chip_names() -> list[str]:

@@ -17,8 +17,9 @@ from pydantic import Field
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record
 from ostinato.models.spec import ModelSpec
-from ostinato.tasks.planning.inputs import Inputs, RolloutWork, TrainingWork
-from ostinato.tasks.planning.plan import DEGREES, GIGA, TrainingPlan, describe, publish_bytes
+from ostinato.tasks.planning.inputs import Costs, Inputs, RolloutWork, TrainingWork
+from ostinato.tasks.planning.plan import DEGREES, TrainingPlan, describe
+from ostinato.tasks.planning.publishing import publish_bytes
 from ostinato.tasks.planning.rollouts import RolloutPlan, estimate_replica, plan_rollouts
 from ostinato.tasks.planning.shapes import GIB, model_parameters
 
@@ -54,7 +55,22 @@ class RlPlacement(Record):
         default=False,
         description="whether an engine is on several nodes, which this version does not run",
     )
+    fixed_seconds: float = Field(description="seconds of a step beside training, rollouts and swap")
     step_seconds: float
+
+
+def fixed_seconds(costs: Costs, *, shares_gpus: bool) -> float:
+    """Seconds of each RL step beside its parts; more if trainer and engines take turns on the same GPUs."""
+    return costs.rl_fixed_seconds + (costs.rl_switch_seconds if shares_gpus else 0.0)
+
+
+def step_seconds(
+    training: float, generation: float, swap: float, fixed: float, *, at_once: bool
+) -> float:
+    """Seconds of an RL step from those of its parts. `at_once`: the next rollouts are generated, and the last weights
+    swapped, while the trainer computes.
+    """
+    return fixed + (max(training, generation) if at_once else training + generation + swap)
 
 
 Trainers = dict[int, Sequence[TrainingPlan]]
@@ -139,9 +155,11 @@ def colocate(
     engine_gib = 2 * model_parameters(spec) / replica_gpus / GIB
     kept_gib = plan.fullest.total_gib + engine_gib
     reloads = kept_gib > inputs.chip.memory_gib
-    publish = publish_bytes(spec, inputs)
-    network = inputs.chip.network_gigabytes_per_second * GIGA * inputs.rates.network
-    swap = publish.anchor / replica_gpus / network if reloads else publish.delta_seconds(inputs)
+    publish = publish_bytes(spec, inputs.costs, work.publish_precision)
+    swap = publish.anchor_seconds(replica_gpus, inputs)
+    swap = swap if reloads else min(swap, publish.delta_seconds(inputs))
+    fixed = fixed_seconds(inputs.costs, shares_gpus=True)
+    seconds = step_seconds(plan.step.seconds, rollouts.step_seconds, swap, fixed, at_once=False)
     return RlPlacement(
         gpus=gpus,
         training=plan,
@@ -150,7 +168,8 @@ def colocate(
         swap_seconds=swap,
         reloads_engine=reloads,
         spans_nodes=replica_gpus > inputs.chip.gpus_per_node,
-        step_seconds=plan.step.seconds + rollouts.step_seconds + swap,
+        fixed_seconds=fixed,
+        step_seconds=seconds,
     )
 
 
@@ -163,15 +182,18 @@ def _split(
 ) -> RlPlacement:
     """A trainer with the fewest replicas that give the fastest step. `replicas`: GPUs of one, largest number."""
     gpus, most = replicas
-    at_once, trains = max(1, work.steps_ahead), plan.step.seconds
-    swap = publish_bytes(spec, inputs).delta_seconds(inputs)
+    ahead, trains = work.steps_ahead, plan.step.seconds
+    publish = publish_bytes(spec, inputs.costs, work.rollouts.publish_precision)
+    swap = publish.delta_seconds(inputs)
+    fixed = fixed_seconds(inputs.costs, shares_gpus=False)
 
     def rollouts(count: int) -> RolloutPlan:
-        return plan_rollouts(spec, count * gpus, gpus, work.rollouts, inputs, steps_at_once=at_once)
+        total = count * gpus
+        return plan_rollouts(spec, total, gpus, work.rollouts, inputs, steps_at_once=max(1, ahead))
 
     def seconds(count: int) -> float:
         generates = rollouts(count).step_seconds
-        return max(trains, generates) if work.steps_ahead else trains + generates + swap
+        return step_seconds(trains, generates, swap, fixed, at_once=ahead > 0)
 
     slowest_first = range(1, most + 1)
     place = bisect.bisect_left(slowest_first, -seconds(most), key=lambda count: -seconds(count))
@@ -183,6 +205,7 @@ def _split(
         memory_gib=plan.fullest.total_gib,
         swap_seconds=swap,
         spans_nodes=gpus > inputs.chip.gpus_per_node,
+        fixed_seconds=fixed,
         step_seconds=seconds(fewest),
     )
 

@@ -12,7 +12,6 @@ from ostinato.models.spec import ModelSpec
 from ostinato.tasks.planning.inputs import AxisValues, Inputs, TrainingWork
 from ostinato.tasks.planning.shapes import (
     RankMemory,
-    model_parameters,
     stage_activation_bytes,
     stage_memory,
     stage_parameters,
@@ -32,6 +31,7 @@ class StepTime(Record):
     bubble_seconds: float
     optimizer_seconds: float
     forward_seconds: float
+    reinforcement_seconds: float = Field(description="seconds more in RL than outside")
     sent: AxisValues = Field(description="bytes that one rank sends")
     mfu: float
 
@@ -40,7 +40,7 @@ class StepTime(Record):
         """Seconds of the whole step. Computation takes at least the time of its kernel launches."""
         busy = max(self.compute_seconds + self.memory_seconds, self.launch_seconds)
         rest = self.bubble_seconds + self.optimizer_seconds + self.forward_seconds
-        return busy + self.transfer_seconds + rest
+        return busy + self.transfer_seconds + rest + self.reinforcement_seconds
 
 
 def estimate_step(
@@ -52,7 +52,7 @@ def estimate_step(
     passes = 4 if work.recompute else 3
     forward = local * _operation_seconds(spec, work, inputs)
     compute = passes * forward
-    memory = _memory_seconds(spec, layout, work, inputs)
+    memory = local * _memory_seconds(spec, inputs)
     launches = work.microbatches(layout) * _launch_seconds(spec, layout, inputs)
     sent = _sent(spec, layout, work)
     transfer = _transfer_seconds(layout, sent, inputs)
@@ -67,33 +67,35 @@ def estimate_step(
         bubble_seconds=idle * (busy + transfer),
         optimizer_seconds=_optimizer_seconds(spec, layout, inputs),
         forward_seconds=work.forward_passes * (busy + transfer) * (1 + idle) / passes,
+        reinforcement_seconds=0.0,
         sent=sent,
         mfu=0.0,
     )
-    peak = inputs.chip.bf16_teraflops * TERA
-    return result.model_copy(update={"mfu": model / (result.seconds * world * peak)})
+    more = result.seconds * (inputs.costs.rl_training_factor - 1) * work.is_reinforcement
+    peak = inputs.chip.bf16_teraflops * TERA * world
+    mfu = model / ((result.seconds + more) * peak)
+    return result.model_copy(update={"reinforcement_seconds": more, "mfu": mfu})
 
 
 def _operation_seconds(spec: ModelSpec, work: TrainingWork, inputs: Inputs) -> float:
-    """Seconds of one token's forward pass on one chip."""
+    """Seconds of one token's forward pass on one chip. Narrow products do not reach their rates."""
     chip, rates = inputs.chip, inputs.rates
     operations = token_operations(spec, work.attended_tokens)
     peak = (chip.fp8_teraflops if work.fp8 else chip.bf16_teraflops) * TERA
     products = rates.fp8_products if work.fp8 else rates.bf16_products
     grouped = rates.fp8_grouped if work.fp8 else rates.bf16_grouped
+    products /= 1 + rates.hidden_half / spec.hidden_size
+    grouped /= 1 + rates.expert_half / max(1, spec.expert_hidden_size)
     attention = operations.attention / (chip.bf16_teraflops * TERA * rates.attention)
     return operations.products / peak / products + operations.grouped / peak / grouped + attention
 
 
-def _memory_seconds(
-    spec: ModelSpec, layout: ParallelLayout, work: TrainingWork, inputs: Inputs
-) -> float:
-    """Seconds of all operations except products: the time to move the activations that layers save."""
+def _memory_seconds(spec: ModelSpec, inputs: Inputs) -> float:
+    """Seconds of one token's operations except products: the time to move the activations that layers save."""
     bandwidth = inputs.chip.memory_terabytes_per_second * TERA * inputs.rates.copying
-    saved = sum(stage_activation_bytes(spec, layout, stage) for stage in range(layout.pipeline))
+    saved = stage_activation_bytes(spec, ParallelLayout(), 0)
     head = 8 * spec.vocab_size
-    local = work.step_tokens / layout.world_size
-    return local * inputs.costs.activation_passes * (saved + head) / bandwidth
+    return inputs.costs.activation_passes * (saved + head) / bandwidth
 
 
 def _launch_seconds(spec: ModelSpec, layout: ParallelLayout, inputs: Inputs) -> float:
@@ -154,15 +156,14 @@ def _transfer_seconds(layout: ParallelLayout, sent: AxisValues, inputs: Inputs) 
 
 def _bandwidth(span: int, inputs: Inputs) -> float:
     """Bytes per second for a group that spans `span` neighbouring ranks. In a group over several
-    nodes the share outside a node uses the network.
+    domains of NVLink the share outside a domain uses the network.
     """
     chip, rates = inputs.chip, inputs.rates
     node = chip.node_gigabytes_per_second * GIGA * rates.node
-    if span <= chip.gpus_per_node:
+    if span <= chip.linked_gpus:
         return node
-    outside = 1 - chip.gpus_per_node / span
-    network = chip.network_gigabytes_per_second * GIGA * rates.network
-    return 1 / ((1 - outside) / node + outside / network)
+    outside = 1 - chip.linked_gpus / span
+    return 1 / ((1 - outside) / node + outside / inputs.network_bytes_per_second)
 
 
 def _optimizer_seconds(spec: ModelSpec, layout: ParallelLayout, inputs: Inputs) -> float:
@@ -198,18 +199,6 @@ class TrainingPlan(Record):
     def fits(self, inputs: Inputs) -> bool:
         """Whether the fullest rank has the memory that it needs."""
         return self.fullest.total_gib <= inputs.chip.memory_gib
-
-
-class PublishBytes(Record):
-    """Bytes of published weights."""
-
-    anchor: float = Field(description="all weights")
-    delta: float = Field(description="the weights that a step changes")
-
-    def delta_seconds(self, inputs: Inputs) -> float:
-        """Seconds of a delta through the network port of one GPU."""
-        network = inputs.chip.network_gigabytes_per_second * GIGA * inputs.rates.network
-        return self.delta / network
 
 
 def plan_training(
@@ -276,15 +265,6 @@ def estimate_layouts(
     )
 
 
-def publish_bytes(spec: ModelSpec, inputs: Inputs) -> PublishBytes:
-    """Bytes that one publish moves to each cluster of engines."""
-    parameters, costs = model_parameters(spec), inputs.costs
-    return PublishBytes(
-        anchor=costs.weight_bytes * parameters,
-        delta=costs.changed_share * parameters * costs.delta_bytes,
-    )
-
-
 def describe(layout: ParallelLayout) -> str:
     """Degrees in one line."""
     return (
@@ -306,10 +286,8 @@ def _estimate(
 
 def _refusal(layout: ParallelLayout, work: TrainingWork, inputs: Inputs) -> str | None:
     """Reason why a layout cannot run the work. None if it can."""
-    if layout.tensor > inputs.chip.gpus_per_node:
-        return (
-            f"tensor={layout.tensor}, wanted at most the {inputs.chip.gpus_per_node} GPUs of a node"
-        )
+    if layout.tensor > (linked := inputs.chip.linked_gpus):
+        return f"tensor={layout.tensor}, wanted at most the {linked} GPUs that NVLink joins"
     if work.row_tokens % (2 * layout.context * layout.tensor):
         return (
             f"rows of {work.row_tokens} tokens, wanted a multiple of 2 x context x tensor = "
@@ -326,7 +304,7 @@ def _refusal(layout: ParallelLayout, work: TrainingWork, inputs: Inputs) -> str 
 
 def _layouts(spec: ModelSpec, gpus: int, inputs: Inputs) -> Iterator[ParallelLayout]:
     """Layouts of `gpus` GPUs that divide the model."""
-    tensors = [degree for degree in DEGREES if degree <= inputs.chip.gpus_per_node]
+    tensors = [degree for degree in DEGREES[:4] if degree <= inputs.chip.linked_gpus]
     experts = DEGREES if spec.num_experts else (1,)
     for tensor, context, pipeline, expert in itertools.product(
         tensors, DEGREES[:4], DEGREES[:6], experts

@@ -125,11 +125,15 @@ def layer_activation_bytes(spec: ModelSpec, *, is_dense: bool) -> int:
 
 def stage_activation_bytes(spec: ModelSpec, layout: ParallelLayout, stage: int) -> int:
     """Bytes that all layers of a stage save per token for the backward pass."""
-    return sum(
-        layer_activation_bytes(spec, is_dense=layer < spec.num_dense_layers)
+    held = [
+        layer
         for layer in range(spec.num_layers)
-        if stage_of_layer(spec, layout, layer) == stage
-    )
+        if layout.pipeline == 1 or stage_of_layer(spec, layout, layer) == stage
+    ]
+    dense = sum(layer < spec.num_dense_layers for layer in held)
+    return dense * layer_activation_bytes(spec, is_dense=True) + (
+        len(held) - dense
+    ) * layer_activation_bytes(spec, is_dense=False)
 
 
 GIB = 2**30

@@ -66,6 +66,9 @@ def test_a_plan_tells_both_stages_and_both_placements(priced: RecipePlan) -> Non
         "GiB per rank, of 139.8",
         "rollouts on other GPUs: replicas of 2 x 4 GPUs",
         "trainer idle",
+        "a publish in fp32 moves 122.1 GB whole, 122.13 GB as a delta",
+        "--set learning.publish_precision=bf16",
+        "GB per trainer rank, 244.3 GB per replica; disk of versions: up to 1,099 GB",
         "steps per hour",
         "separate: a step takes",
         "colocated: a step takes",
@@ -294,7 +297,9 @@ def test_an_unknown_chip_names_the_known_ones_and_the_options(
 
     assert isinstance(refused.exception, ConfigError)
     assert "A100-SXM4-80GB'], wanted" in str(refused.exception).replace(";", ",")
-    assert "--chip with a chip of ['b300', 'h100', 'h200']" in str(refused.exception)
+    assert "--chip with a chip of ['b200', 'b300', 'gb200', 'gb300', 'h100', 'h200']" in str(
+        refused.exception
+    )
     assert not (tmp_path / "prefect").exists()
 
 
@@ -385,7 +390,8 @@ def test_a_dry_run_builds_what_was_planned_and_tells_what_a_rank_sends(
     shown = CliRunner().invoke(app, [*arguments, *layout])
 
     assert shown.exit_code == 0, shown.output
-    assert shown.output.count("+0.00%") == 2
+    assert shown.output.count("+0.00%") == 4
+    assert "dry run of reinforcement" in shown.output
     for part in ("forward", "backward", "gradients", "optimiser", "step in stage 1"):
         assert part in shown.output
 

@@ -20,8 +20,10 @@ pytestmark = pytest.mark.usefixtures("closed_groups")
 WORK = TrainingWork(row_tokens=64, attended_tokens=64, microbatch_tokens=128, step_tokens=1024)
 
 
-def walk(spec: ModelSpec, directory: Path, layout: ParallelLayout) -> DryRunResult:
-    request = DryRunRequest(spec=spec, layout=layout, work=WORK, optimizer=OptimizerConfig())
+def walk(
+    spec: ModelSpec, directory: Path, layout: ParallelLayout, work: TrainingWork = WORK
+) -> DryRunResult:
+    request = DryRunRequest(spec=spec, layout=layout, work=work, optimizer=OptimizerConfig())
     workspace = Workspace(directory, Settings(home=directory), ProgressWriter(directory))
     return main(request, workspace)
 
@@ -123,3 +125,26 @@ def test_parts_of_experts_are_built_as_planned(tmp_path: Path) -> None:
     assert stage.built == stage.planned
     # tokens go over ranks of expert parallelism, then over those that share an expert
     assert {one.group_ranks for one in stage.exchanges if one.phase == "forward"} == {2, 4}
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_a_step_of_rl_passes_each_microbatch_forward_once_more_for_its_reference(
+    tmp_path: Path, pipeline: int
+) -> None:
+    scored = WORK.model_copy(update={"forward_passes": 1})
+    layout = ParallelLayout.over(4 * pipeline, tensor=2, expert=4, pipeline=pipeline)
+
+    found, plain = (walk(FAMILIES["nano"], tmp_path, layout, work) for work in (scored, WORK))
+
+    for stage, before in zip(found.stages, plain.stages, strict=True):
+        more = [one for one in stage.exchanges if one.phase == "log-probs"]
+        assert [one for one in stage.exchanges if one not in more] == list(before.exchanges)
+        of_tokens = {
+            phase: sum(one.sent_bytes for one in stage.exchanges if one.phase == phase)
+            for phase in ("forward", "log-probs")
+        }
+        sent_on = sum(one.sent_bytes for one in more if one.operation == "send")
+        # besides, stages sum 16 bytes of loss and targets, which a step counts in its backward pass
+        assert of_tokens["log-probs"] - sent_on == pytest.approx(of_tokens["forward"], rel=1e-3)
+        assert of_tokens["forward"] > 0
+        assert bool(sent_on) is (stage.stage < pipeline - 1)

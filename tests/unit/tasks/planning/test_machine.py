@@ -7,7 +7,7 @@ import pytest
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.planning.inputs import find_gpus
 
-KNOWN = r"wanted --chip with a chip of \['b300', 'h100', 'h200'\]"
+KNOWN = r"wanted --chip with a chip of \['b200', 'b300', 'gb200', 'gb300', 'h100', 'h200'\]"
 
 
 def put_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -20,7 +20,14 @@ def put_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
 
 @pytest.mark.parametrize(
     ("name", "chip"),
-    [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"), ("NVIDIA B300 SXM6 AC", "b300")],
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+    ],
 )
 def test_a_known_chip_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, chip: str

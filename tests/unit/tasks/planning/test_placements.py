@@ -78,14 +78,15 @@ def test_trainer_replicas_and_evaluation_have_their_own_gpus(evaluation: int) ->
         rollouts, trainer = one.rollouts, one.training.layout.world_size
         engines = (rollouts.replicas + evaluation) * rollouts.replica.gpus
         assert one.gpus == trainer + engines
-        assert one.step_seconds == max(one.training.step.seconds, rollouts.step_seconds)
+        longest = max(one.training.step.seconds, rollouts.step_seconds)
+        assert one.step_seconds == longest + INPUTS.costs.rl_fixed_seconds
 
 
 def test_a_step_that_waits_for_its_rollouts_takes_both_times() -> None:
     waiting = WORK.model_copy(update={"steps_ahead": 0})
     one = place_separately(SMALL, 8, waiting, trainers(SMALL, 8), INPUTS)
     both = one.training.step.seconds + one.rollouts.step_seconds + one.swap_seconds
-    assert one.step_seconds == pytest.approx(both)
+    assert one.step_seconds == pytest.approx(both + INPUTS.costs.rl_fixed_seconds)
     assert (
         one.step_seconds > place_separately(SMALL, 8, WORK, trainers(SMALL, 8), INPUTS).step_seconds
     )

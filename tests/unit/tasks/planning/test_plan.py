@@ -123,5 +123,7 @@ def test_a_reference_takes_the_memory_of_its_weights() -> None:
 
 
 def test_unknown_chips_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"chip 'a100'.*'b300', 'h100', 'h200'"):
+    with pytest.raises(
+        ConfigError, match=r"chip 'a100'.*'b200', 'b300', 'gb200', 'gb300', 'h100', 'h200'"
+    ):
         load_inputs("a100")
