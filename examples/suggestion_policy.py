@@ -225,6 +225,8 @@ class SuggestionLine:
     def arms(self) -> dict[str, Policy]:
         """The champion and, unless the guard ends its canary now, a candidate."""
         canary, champion = self.serving.watch_canary(CANARY.guard), self.serving.champion()
+        if end := self.serving.unannounced_end():  # the next canary's end waits for this
+            self.serving.note_announced(end)
         if champion is None:
             raise ConfigError(f"line {self._name!r} has no policy, wanted one: call `start`")
         arms = {CONTROL: self._load(champion)}

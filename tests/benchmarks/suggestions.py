@@ -270,7 +270,7 @@ class LedgerRun:
             for place, choice, interaction in zip(places, choices, ids, strict=True):
                 shown[arm].append((place, choice.shown))
                 if choice.shown:
-                    self._judge(interaction, is_good=bool(seen.is_good_N[place]))
+                    self.judge(interaction, is_good=bool(seen.is_good_N[place]))
             self._sessions += 1
             self.clock.now += ROUND_SECONDS / sessions
         self.clock.now += 700.0  # until all choices are settled
@@ -282,7 +282,8 @@ class LedgerRun:
             found[arm] = {"shown": float(is_shown_N.sum() / len(rows)), "rate": figures["rate"]}
         return found
 
-    def _judge(self, interaction: str, *, is_good: bool) -> None:
+    def judge(self, interaction: str, *, is_good: bool) -> None:
+        """Feedback of the user."""
         self.ledger.interactions.add_feedback(
             FeedbackRow(
                 feedback_id=f"{interaction}/user",

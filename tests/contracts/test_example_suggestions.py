@@ -1,5 +1,6 @@
 """The policy of examples/suggestion_policy.py learns when to show a suggestion, and its cycle survives kills."""
 
+import itertools
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from examples.suggestion_policy import (
     Policy,
     Rewards,
     SuggestionLine,
+    arm_of,
     gate,
     main,
     make_event,
@@ -210,8 +212,8 @@ def test_killed_cycle_goes_on_with_the_same_candidate(tmp_path: Path) -> None:
     served.line.start(first_policy())
     served.serve(60)
     served.ledger.close()
-    candidates = []
-    for calls in (100, 0, 1, 2, 3, 4):
+    candidates, killed = [], []
+    for calls in (100, 0, 1, 2, 3):
         folder = tmp_path / f"killed-{calls}"
         shutil.copytree(tmp_path / "served", folder)
         run = LedgerRun(folder)
@@ -220,6 +222,7 @@ def test_killed_cycle_goes_on_with_the_same_candidate(tmp_path: Path) -> None:
         try:
             SuggestionLine(run.ledger, objects, "suggestions", clock).run_cycle(REWARDS)
         except Killed:
+            killed.append(calls)
             (row, *_) = run.ledger.interactions.since(0)
             late = FeedbackRow(
                 feedback_id="late",
@@ -239,6 +242,7 @@ def test_killed_cycle_goes_on_with_the_same_candidate(tmp_path: Path) -> None:
         run.clock.now = served.clock.now
         assert run.line.run_cycle(REWARDS).startswith("waits")
         run.ledger.close()
+    assert killed == [0, 1, 2, 3]  # before it opens, twice while its canary opens, before it closes
     assert len(set(candidates)) == 1
 
 
@@ -263,6 +267,28 @@ def events_of_one_round(policy: Policy) -> list:
     seen = Users(0).bring(20)
     kinds = [KINDS[kind] for kind in seen.kinds_N]
     return events_of(seen, policy.choose(kinds, seen.features_NF, np.random.default_rng(0)))
+
+
+def test_each_of_two_canaries_in_a_row_is_promoted(tmp_path: Path) -> None:
+    run, generator = LedgerRun(tmp_path), np.random.default_rng(0)
+    policies = [Policy(weights_F=(weight,)) for weight in (4.0, 4.1, 4.2)]
+    run.line.start(policies[0])
+    choice = Choice(kind="kind", features_F=(1.0,), shown=True, probability=0.9)
+    event = make_event(stored_row((Signal.EDIT_KEPT, 1.0)), choice, REWARDS)
+    for before, after in itertools.pairwise(policies):
+        run.line.start(after)  # stores it
+        run.line.serving.start_canary(gate(before, after, [event], after.name), 0.5)
+        arms = run.line.arms()
+        for number in range(200):
+            name = f"{after.name}-{number}"
+            arm = arm_of(name, arms)
+            made = arms[arm].choose(["kind"], np.ones((1, 1)), generator)
+            (interaction,) = run.line.record(name, "people", arm, arms[arm], made)
+            run.judge(interaction, is_good=True)
+            run.clock.now += 36.0
+        run.clock.now += 700.0
+        assert list(run.line.arms()) == ["control"]
+        assert run.line.serving.champion() == after.name
 
 
 def test_session_is_recorded_once(tmp_path: Path) -> None:
