@@ -16,10 +16,10 @@ import subprocess
 from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
 
 HOME = "/repo"
-MAX_ENTRIES = 20_000
+MAX_ENTRIES = 10_000
+MAX_REPLY_BYTES = 8 << 20
 _READ_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 16
-_STREAMS = ("stdin", "stdout", "stderr")
 
 
 class _Refusal(Exception):
@@ -106,19 +106,19 @@ class CommandServer:
                 answer = {"error": refusal.args}
             except FileNotFoundError as error:
                 answer = {"error": ("not_found", str(error))}
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
-                answer = {"error": ("invalid_argument", str(error))}
-            self._send({"id": header["id"], **answer})
+            except Exception as error:  # noqa: BLE001 - a wrong request must not end the box
+                answer = {"error": ("invalid_argument", f"{type(error).__name__}: {error}")}
+            if len(frame := encode_frame({"id": header["id"], **answer})) > MAX_REPLY_BYTES:
+                text = f"answer of {len(frame)} bytes, at most {MAX_REPLY_BYTES} are sent"
+                frame = encode_frame({"id": header["id"], "error": ("resource_exhausted", text)})
+            self._connection.sendall(frame)
         return bool(data)
-
-    def _send(self, header: dict) -> None:
-        self._connection.sendall(encode_frame(header))
 
     def _report_end(self, descriptor: int, key: int, command: subprocess.Popen) -> None:
         self._selector.unregister(descriptor)
         os.close(descriptor)
         del self._running[command.pid]
-        self._send({"ended": key, "code": command.wait()})
+        self._connection.sendall(encode_frame({"ended": key, "code": command.wait()}))
 
     def _start(
         self, key: int, cmd: str, args: list, envs: dict, cwd: str, streams: list, **_: object
@@ -126,11 +126,8 @@ class CommandServer:
         """Starts a command in a session of its own. `streams`: names of those that come as descriptors; `key`: the
         host's number of the command.
         """
-        taken, self._descriptors = (
-            self._descriptors[: len(streams)],
-            self._descriptors[len(streams) :],
-        )
-        given = dict.fromkeys(_STREAMS, subprocess.DEVNULL) | dict(zip(streams, taken, strict=True))
+        taken = [self._descriptors.pop(0) for _ in streams]
+        given = dict(zip(streams, taken, strict=True))
         try:
             if not os.path.isdir(_place(cwd)):
                 raise _Refusal("invalid_argument", f"cwd {_place(cwd)} is not a folder")
@@ -139,7 +136,9 @@ class CommandServer:
                 env={**os.environ, **envs},
                 cwd=_place(cwd),
                 start_new_session=True,
-                **given,
+                stdin=given.get("stdin", subprocess.DEVNULL),
+                stdout=given["stdout"],
+                stderr=given["stderr"],
             )
         finally:
             for descriptor in taken:
@@ -160,7 +159,7 @@ class CommandServer:
         """Facts of a file."""
         return {"entry": _describe(_place(path))}
 
-    def _list(self, path: str, depth: int, **_: object) -> dict:
+    def _list(self, path: str, depth: int = 1, **_: object) -> dict:
         """Entries below a folder."""
         if not os.path.isdir(_place(path)) and os.path.exists(_place(path)):
             raise _Refusal("invalid_argument", f"{_place(path)} is not a folder")

@@ -3,7 +3,6 @@
 Calls are Connect's JSON, one message or a stream of messages with a length each. File contents are plain HTTP bodies.
 """
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -13,8 +12,7 @@ import re
 import secrets
 import struct
 import time
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -31,10 +29,16 @@ _END_OF_STREAM = 2
 _MAX_CALL_BYTES = 4 << 20
 _MAX_FORM_BYTES = 65 << 20  # held in memory; a larger file comes as a stream
 _MAX_PIECE_BYTES = 1 << 20
-_WATCH_SECONDS = 0.2
-_MAX_WATCHERS = 16
 _WRITE = 'mkdir -p -- "$(dirname -- "$1")" && exec cat > "$1"'
 _NO_SPACE = ("No space left", "File too large", "signal: 25")
+_OPERATIONS = {  # calls that the command server answers as they are
+    "filesystem.Filesystem/Stat": "stat",
+    "filesystem.Filesystem/ListDir": "list",
+    "filesystem.Filesystem/MakeDir": "make",
+    "filesystem.Filesystem/Move": "move",
+    "filesystem.Filesystem/Remove": "remove",
+}
+_FIELDS = ("path", "depth", "source", "destination")
 _SIGNALS = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9}
 
 
@@ -61,30 +65,6 @@ class SandboxCalls:
 
     def __init__(self, service: SandboxService) -> None:
         self._service = service
-        self._unary: dict[str, Callable[[Guest, Mapping[str, Any]], Any]] = {
-            "process.Process/List": _list_commands,
-            "process.Process/SendInput": _send_input,
-            "process.Process/CloseStdin": _close_input,
-            "process.Process/SendSignal": _send_signal,
-            "filesystem.Filesystem/Stat": lambda guest, call: guest.request(
-                "stat", path=call["path"]
-            ),
-            "filesystem.Filesystem/ListDir": lambda guest, call: guest.request(
-                "list", path=call["path"], depth=call.get("depth", 1)
-            ),
-            "filesystem.Filesystem/MakeDir": lambda guest, call: guest.request(
-                "make", path=call["path"]
-            ),
-            "filesystem.Filesystem/Move": lambda guest, call: guest.request(
-                "move", source=call["source"], destination=call["destination"]
-            ),
-            "filesystem.Filesystem/Remove": lambda guest, call: guest.request(
-                "remove", path=call["path"]
-            ),
-            "filesystem.Filesystem/CreateWatcher": _create_watcher,
-            "filesystem.Filesystem/GetWatcherEvents": _read_watcher,
-            "filesystem.Filesystem/RemoveWatcher": _remove_watcher,
-        }
 
     async def call(self, request: Request) -> Response:
         """One call of a service of envd."""
@@ -92,16 +72,17 @@ class SandboxCalls:
         sandbox = self._enter(request)
         body = await read_body(request, _MAX_CALL_BYTES)
         try:
-            if name in self._unary:
-                return JSONResponse(await self._unary[name](sandbox.guest, read_json(body)))
+            if (operation := _OPERATIONS.get(name)) is not None:
+                call = read_json(body)
+                fields = {name: call[name] for name in _FIELDS if name in call}
+                return JSONResponse(await sandbox.guest.request(operation, **fields))
+            if (method := _METHODS.get(name)) is not None:
+                return JSONResponse(await method(sandbox.guest, read_json(body)))
             call = read_json(body[_ENVELOPE.size :])
             if name == "process.Process/Start":
                 messages = await _start(sandbox, call, request.headers.get("connect-timeout-ms"))
             elif name == "process.Process/Connect":
                 messages = _followed(_selected(sandbox.guest, call))
-            elif name == "filesystem.Filesystem/WatchDir":
-                await _look(sandbox.guest, call)  # refuses before the answer begins
-                messages = _watch(sandbox.guest, call)
             else:
                 raise Refused("unimplemented", f"{name} is not supported by this server")
         except (KeyError, TypeError, AttributeError, binascii.Error) as error:
@@ -142,12 +123,9 @@ class SandboxCalls:
                 place = _place(request, name)
                 written.append(await _write(guest, place, _pieces(content)))
             return JSONResponse(written)
-        pieces = request.stream()
         if (coding := request.headers.get("content-encoding")) is not None:
-            if coding != "gzip":
-                raise Refused("invalid_argument", f"content-encoding is {coding!r}, wanted gzip")
-            pieces = _unpacked(pieces)
-        return JSONResponse([await _write(guest, _place(request), pieces)])
+            raise Refused("invalid_argument", f"content-encoding is {coding!r}, wanted none")
+        return JSONResponse([await _write(guest, _place(request), request.stream())])
 
     def _named(self, request: Request) -> RentedSandbox:
         """The running sandbox that a request names. Refused with what the SDK takes for an ended one."""
@@ -300,18 +278,6 @@ async def _pieces(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + _MAX_PIECE_BYTES]
 
 
-async def _unpacked(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Pieces without gzip, of bounded size."""
-    unpacking = zlib.decompressobj(wbits=31)
-    try:
-        async for piece in pieces:
-            while piece:
-                yield unpacking.decompress(piece, _MAX_PIECE_BYTES)
-                piece = unpacking.unconsumed_tail
-    except zlib.error as error:
-        raise Refused("invalid_argument", f"body is no gzip: {error}") from None
-
-
 async def _write(guest: Guest, place: str, pieces: AsyncIterator[bytes]) -> Event:
     """Writes a file with the folders above it. Returns its description."""
     command = await guest.run(_config("sh", "-c", _WRITE, "sh", place), has_stdin=True)
@@ -349,55 +315,9 @@ def _parts(form: str, body: bytes) -> Iterator[tuple[str, bytes]]:
         yield re.sub("%(22|0D|0A)", lambda found: chr(int(found[1], 16)), given), content
 
 
-async def _look(guest: Guest, call: Mapping[str, Any]) -> dict[str, Event]:
-    depth = 64 if call.get("recursive") else 1
-    found = (await guest.request("list", path=call["path"], depth=depth))["entries"]
-    top = posixpath.join(REPOSITORY_PATH, call["path"])
-    return {posixpath.relpath(entry["path"], top): entry for entry in found}
-
-
-def _changes(before: Mapping[str, Event], now: Mapping[str, Event]) -> list[Event]:
-    """Events between two looks at a folder. A renamed file is one removed and one made."""
-    found = [(name, "REMOVE") for name in before if name not in now]
-    for name, entry in now.items():
-        past = before.get(name)
-        if past is None:
-            found.append((name, "CREATE"))
-        elif (past["size"], past["modifiedTime"]) != (entry["size"], entry["modifiedTime"]):
-            found.append((name, "WRITE"))
-        elif past["mode"] != entry["mode"]:
-            found.append((name, "CHMOD"))
-    return [{"name": name, "type": f"EVENT_TYPE_{kind}"} for name, kind in found]
-
-
-async def _watch(guest: Guest, call: Mapping[str, Any]) -> AsyncIterator[Event]:
-    seen = await _look(guest, call)
-    yield {"start": {}}
-    while True:
-        await asyncio.sleep(_WATCH_SECONDS)
-        now = await _look(guest, call)
-        for change in _changes(seen, now):
-            yield {"filesystem": change}
-        seen = now
-
-
-async def _create_watcher(guest: Guest, call: Mapping[str, Any]) -> Event:
-    if len(guest.watchers) >= _MAX_WATCHERS:
-        raise Refused("resource_exhausted", f"{_MAX_WATCHERS} watchers exist, remove one")
-    seen = await _look(guest, call)
-    guest.watchers[watcher_id := secrets.token_hex(8)] = (call, seen)
-    return {"watcherId": watcher_id}
-
-
-async def _read_watcher(guest: Guest, call: Mapping[str, Any]) -> Event:
-    if (found := guest.watchers.get(call["watcherId"])) is None:
-        raise Refused("not_found", f"watcher {call['watcherId']} was not found")
-    folder, seen = found
-    now = await _look(guest, folder)
-    guest.watchers[call["watcherId"]] = (folder, now)
-    return {"events": _changes(seen, now)}
-
-
-async def _remove_watcher(guest: Guest, call: Mapping[str, Any]) -> Event:
-    guest.watchers.pop(call["watcherId"], None)
-    return {}
+_METHODS = {
+    "process.Process/List": _list_commands,
+    "process.Process/SendInput": _send_input,
+    "process.Process/CloseStdin": _close_input,
+    "process.Process/SendSignal": _send_signal,
+}

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.infra.platform.errors import SandboxError, SandboxLost
+from ostinato.infra.sandbox.host.backend import NamespaceSandbox
 from ostinato.infra.sandbox.host.system import LIBRARY, PYTHON
 from ostinato.infra.sandbox.inside import command_server
 from ostinato.infra.sandbox.inside.wire import FrameDecoder, encode_frame
-from ostinato.infra.sandbox.protocol import Sandbox
 
 SOCKET = "/commands.sock"  # in boxes
 _PROGRAM = (
@@ -33,6 +33,7 @@ _PIECE_BYTES = 1 << 15
 _MAX_WAITING_EVENTS = 16  # of one reader; then the command waits when it writes
 STREAMS = ("stdin", "stdout", "stderr")
 _KEEPALIVE_SECONDS = 50.0
+_UNHEARD_SECONDS = 0.01  # between two pieces of output that nobody reads
 Event = dict[str, Any]
 
 
@@ -89,11 +90,10 @@ class Command:
 class Guest:
     """A box with its command server. Belongs to one event loop."""
 
-    def __init__(self, sandbox: Sandbox, resources: AsyncExitStack) -> None:
+    def __init__(self, sandbox: NamespaceSandbox, resources: AsyncExitStack) -> None:
         """`resources`: what is closed with the box."""
         self.sandbox = sandbox
         self.commands: dict[int, Command] = {}
-        self.watchers: dict[str, tuple[Mapping[str, Any], dict[str, Event]]] = {}
         self._resources = resources
         self._waiting: dict[int, asyncio.Future[Event]] = {}
         self._ends: dict[int, asyncio.Future[int]] = {}
@@ -106,7 +106,7 @@ class Guest:
     @classmethod
     async def start(
         cls,
-        make: Callable[[], Awaitable[Sandbox]],
+        make: Callable[[], Awaitable[NamespaceSandbox]],
         path: Path,
         resources: AsyncExitStack,
     ) -> "Guest":
@@ -158,7 +158,7 @@ class Guest:
                 await loop.sock_sendall(self._socket, frame[sent:])
             async with asyncio.timeout(_ANSWER_SECONDS):
                 found = await answer
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             raise SandboxLost(f"box {self.sandbox.sandbox_id} does not answer") from error
         finally:
             self._waiting.pop(number, None)
@@ -269,12 +269,14 @@ class Guest:
         try:
             while piece := await reader.read(_PIECE_BYTES):
                 await command.tell({name: piece})
+                if not command.readers:  # nobody listens, and the server must not only read
+                    await asyncio.sleep(_UNHEARD_SECONDS)
         finally:
             transport.close()
 
     async def _read(self) -> None:
         """Gives answers to the requests that wait, until the connection ends."""
-        decoder, loop = FrameDecoder(), asyncio.get_running_loop()
+        decoder, loop = FrameDecoder(command_server.MAX_REPLY_BYTES), asyncio.get_running_loop()
         with suppress(OSError, ValueError):
             while data := await loop.sock_recv(self._socket, _PIECE_BYTES):
                 for header, _ in decoder.feed(data):

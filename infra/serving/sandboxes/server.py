@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl
 
 from pydantic import Field, PositiveInt, ValidationError
@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from ostinato.infra.platform.errors import (
     CapacityExhausted,
+    InvalidArgument,
     SandboxError,
     SandboxLost,
     SandboxNotFound,
@@ -35,9 +36,7 @@ from ostinato.infra.serving.sandboxes.service import (
 KEY_FILE = "sandbox_key"
 ENVD_VERSION = "0.6.1"  # by which the SDK decides what it may ask for
 _MAX_BODY_BYTES = 1 << 20
-_MAX_FORKS = 16
-_SECONDS = 300  # until a sandbox ends, if its renter does not say
-_Body = TypeVar("_Body", bound=Record)
+_Handler = Callable[[Request, "SandboxRequest"], Awaitable[Any]]
 _STATUS = {
     "invalid_argument": 400,
     "unauthenticated": 401,
@@ -52,35 +51,17 @@ _STATUS = {
 }
 
 
-class NewSandbox(Record):
-    """Body of a request for a sandbox. Other fields of E2B's, such as network rules, are refused."""
+class SandboxRequest(Record):
+    """Body of any request to the control plane. Fields of E2B's that are not here, such as network rules, are refused."""
 
     template: str = Field(default="base", alias="templateID")
-    timeout: float = _SECONDS
+    timeout: float = 300.0
     metadata: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict, alias="envVars")
     has_network: bool = Field(default=True, alias="allow_internet_access")
     pauses_at_end: bool = Field(default=False, alias="autoPause")
-
-
-class ForkRequest(Record):
-    """Body of a request for forks."""
-
-    timeout: float = _SECONDS
-    count: PositiveInt = Field(default=1, le=_MAX_FORKS)
-
-
-class TimeRequest(Record):
-    """Body of a request about the time limit of a sandbox. `memory`: of the processes, which are always kept."""
-
-    timeout: float = _SECONDS
-    memory: bool = True
-
-
-class FileRequest(Record):
-    """Body of a request to save a sandbox."""
-
-    memory: bool = False
+    count: PositiveInt = Field(default=1, le=16, description="forks")
+    memory: bool | None = Field(default=None, description="of the processes, with the files")
 
 
 def read_key(home: Path) -> str:
@@ -104,53 +85,50 @@ class ControlPlane:
     def routes(self) -> list[Route]:
         """The routes of both versions of the API."""
         one = "/sandboxes/{sandbox_id}"
-        table: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
-            ("POST", "/sandboxes", self._create),
-            ("GET", "/sandboxes", self._list),
-            ("GET", one, self._show),
-            ("DELETE", one, self._kill),
-            ("POST", f"{one}/timeout", self._set_timeout),
-            ("POST", f"{one}/pause", self._pause),
-            ("POST", f"{one}/resume", self._resume),
-            ("POST", f"{one}/connect", self._resume),
-            ("POST", f"{one}/snapshots", self._save),
-            ("POST", f"{one}/fork", self._fork),
-            ("GET", "/snapshots", self._list_snapshots),
-            ("DELETE", "/templates/{snapshot_id}", self._forget),
+        table = (
+            ("POST", "/sandboxes", 201, self._create),
+            ("GET", "/sandboxes", 200, self._list),
+            ("GET", one, 200, self._show),
+            ("DELETE", one, 204, self._kill),
+            ("POST", f"{one}/timeout", 204, self._set_timeout),
+            ("POST", f"{one}/pause", 204, self._pause),
+            ("POST", f"{one}/resume", 201, self._resume),
+            ("POST", f"{one}/connect", 201, self._resume),
+            ("POST", f"{one}/snapshots", 201, self._save),
+            ("POST", f"{one}/fork", 201, self._fork),
+            ("GET", "/snapshots", 200, self._list_snapshots),
+            ("DELETE", "/templates/{snapshot_id}", 204, self._forget),
         )
         return [
-            Route(version + path, self._guarded(handler), methods=[method])
+            Route(version + path, self._guarded(handler, status), methods=[method])
             for version in ("", "/v2")
-            for method, path, handler in table
+            for method, path, status, handler in table
         ]
 
-    def _guarded(
-        self, handler: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, handler: _Handler, status: int) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             given = request.headers.get("x-api-key", "").encode()
             if not secrets.compare_digest(given, self._key):
                 raise Refused("unauthenticated", "header X-API-Key does not hold the server's key")
-            return await handler(request)
+            try:
+                body = read_json(await read_body(request, _MAX_BODY_BYTES))
+                value = await handler(request, SandboxRequest.model_validate(body))
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"]))
+                raise Refused("invalid_argument", f"{place}: {first['msg']}") from None
+            return JSONResponse(value, status) if status != 204 else Response(status_code=status)
 
         return answer
 
     def _named(self, request: Request) -> RentedSandbox:
         return self._service.find(request.path_params["sandbox_id"])
 
-    async def _create(self, request: Request) -> Response:
-        asked = await _read(request, NewSandbox)
-        made = await self._service.create(
-            asked.template,
-            asked.timeout,
-            metadata=asked.metadata,
-            variables=asked.variables,
-            has_network=asked.has_network,
-            pauses_at_end=asked.pauses_at_end,
-        )
-        return JSONResponse(_opened(made), 201)
+    async def _create(self, _: Request, asked: SandboxRequest) -> Any:
+        given = asked.model_dump(exclude={"template", "timeout", "count", "memory"})
+        return _opened(await self._service.create(asked.template, asked.timeout, **given))
 
-    async def _list(self, request: Request) -> Response:
+    async def _list(self, request: Request, _: SandboxRequest) -> Any:
         """All sandboxes on one page, the newest first."""
         wanted = request.query_params
         metadata = parse_qsl(wanted.get("metadata", ""))
@@ -158,66 +136,54 @@ class ControlPlane:
         found = [
             self._described(sandbox)
             for sandbox in self._service.sandboxes.values()
-            if _state(sandbox) in states
-            and all(sandbox.metadata.get(name) == value for name, value in metadata)
+            if all(sandbox.metadata.get(name) == value for name, value in metadata)
         ]
         found.sort(key=lambda item: item["startedAt"], reverse=wanted.get("order") != "asc")
-        return JSONResponse(found)
+        return [item for item in found if item["state"] in states]
 
-    async def _show(self, request: Request) -> Response:
-        return JSONResponse(self._described(self._named(request)))
+    async def _show(self, request: Request, _: SandboxRequest) -> Any:
+        return self._described(self._named(request))
 
-    async def _kill(self, request: Request) -> Response:
+    async def _kill(self, request: Request, _: SandboxRequest) -> None:
         await self._service.kill(self._named(request))
-        return Response(status_code=204)
 
-    async def _set_timeout(self, request: Request) -> Response:
+    async def _set_timeout(self, request: Request, asked: SandboxRequest) -> None:
         sandbox = self._named(request)
-        self._service.set_timeout(sandbox, (await _read(request, TimeRequest)).timeout)
-        return Response(status_code=204)
+        if sandbox.is_paused:
+            raise Refused("failed_precondition", f"{sandbox.gone}; resume it")
+        self._service.set_timeout(sandbox, asked.timeout)
 
-    async def _pause(self, request: Request) -> Response:
-        sandbox = self._named(request)
-        _check_memory((await _read(request, TimeRequest)).memory, wanted=True)
-        await self._service.pause(sandbox)
-        return Response(status_code=204)
+    async def _pause(self, request: Request, asked: SandboxRequest) -> None:
+        if asked.memory is False:
+            raise Refused("invalid_argument", "memory is false, but a pause keeps processes")
+        await self._service.pause(self._named(request))
 
-    async def _resume(self, request: Request) -> Response:
-        sandbox = self._named(request)
-        asked = await _read(request, TimeRequest)
-        _check_memory(asked.memory, wanted=True)
-        await self._service.resume(sandbox, asked.timeout)
-        return JSONResponse(_opened(sandbox), 201)
+    async def _resume(self, request: Request, asked: SandboxRequest) -> Any:
+        if asked.memory is False:
+            raise Refused("invalid_argument", "memory is false, but a pause kept the processes")
+        await self._service.resume(sandbox := self._named(request), asked.timeout)
+        return _opened(sandbox)
 
-    async def _save(self, request: Request) -> Response:
-        sandbox = self._named(request)
-        _check_memory((await _read(request, FileRequest)).memory, wanted=False)
-        return JSONResponse(_snapshot(await self._service.save(sandbox)), 201)
+    async def _save(self, request: Request, asked: SandboxRequest) -> Any:
+        if asked.memory:
+            raise Refused("invalid_argument", "memory is true, but a snapshot holds files alone")
+        return _snapshot(await self._service.save(self._named(request)))
 
-    async def _list_snapshots(self, request: Request) -> Response:
-        wanted = request.query_params.get("sandboxID")
-        found = [
-            _snapshot(name)
-            for name, (_, sandbox_id) in self._service.saved.items()
-            if wanted in (None, sandbox_id)
-        ]
-        return JSONResponse(found)
+    async def _list_snapshots(self, request: Request, _: SandboxRequest) -> Any:
+        wanted, saved = request.query_params.get("sandboxID"), self._service.saved
+        return [_snapshot(name) for name, (_, owner) in saved.items() if wanted in (None, owner)]
 
-    async def _forget(self, request: Request) -> Response:
+    async def _forget(self, request: Request, _: SandboxRequest) -> None:
         await self._service.forget(request.path_params["snapshot_id"])
-        return Response(status_code=204)
 
-    async def _fork(self, request: Request) -> Response:
-        sandbox = self._named(request)
-        asked = await _read(request, ForkRequest)
-        made = await self._service.fork(sandbox, asked.count, asked.timeout)
-        answers = [
+    async def _fork(self, request: Request, asked: SandboxRequest) -> Any:
+        made = await self._service.fork(self._named(request), asked.count, asked.timeout)
+        return [
             {"sandbox": _opened(item)}
             if isinstance(item, RentedSandbox)
             else {"error": _refusal(item)}
             for item in made
         ]
-        return JSONResponse(answers, 201)
 
     def _described(self, sandbox: RentedSandbox) -> dict[str, Any]:
         limits = self._service.config.limits
@@ -226,7 +192,7 @@ class ControlPlane:
             "metadata": dict(sandbox.metadata),
             "startedAt": datetime.fromtimestamp(sandbox.started_at, UTC).isoformat(),
             "endAt": datetime.fromtimestamp(sandbox.ends_at, UTC).isoformat(),
-            "state": _state(sandbox),
+            "state": "paused" if sandbox.is_paused else "running",
             "cpuCount": os.cpu_count(),
             "memoryMB": limits.memory_bytes >> 20,
             "diskSizeMB": limits.writable_bytes >> 20,
@@ -270,32 +236,6 @@ async def serve_sandboxes(
         await service.close()
 
 
-async def _read(request: Request, form: type[_Body]) -> _Body:
-    try:
-        return form.model_validate(read_json(await read_body(request, _MAX_BODY_BYTES)))
-    except ValidationError as error:
-        found = "; ".join(
-            f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
-        )
-        raise Refused("invalid_argument", found) from None
-
-
-def _check_memory(asked: bool, *, wanted: bool) -> None:
-    if asked is not wanted:
-        text = (
-            "keep processes: snapshots and forks hold files"
-            if asked
-            else "drop processes: pauses keep them"
-        )
-        raise Refused(
-            "invalid_argument", f"memory is {str(asked).lower()}, but this server cannot {text}"
-        )
-
-
-def _state(sandbox: RentedSandbox) -> str:
-    return "paused" if sandbox.is_paused else "running"
-
-
 def _snapshot(snapshot_id: str) -> dict[str, Any]:
     return {"snapshotID": snapshot_id, "names": []}
 
@@ -317,6 +257,8 @@ def _refusal(error: Exception) -> dict[str, Any]:
         code = error.code
     elif isinstance(error, SandboxNotFound):
         code = "not_found"
+    elif isinstance(error, InvalidArgument):
+        code = "invalid_argument"
     status = 503 if isinstance(error, CapacityExhausted | SandboxLost) else _STATUS[code]
     return {"code": status, "message": str(error)}
 

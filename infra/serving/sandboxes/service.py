@@ -19,11 +19,11 @@ from ostinato.infra.platform.errors import SandboxError
 from ostinato.infra.platform.record import Record
 from ostinato.infra.sandbox.egress.config import EgressConfig
 from ostinato.infra.sandbox.egress.door import Doors
-from ostinato.infra.sandbox.host.backend import NamespaceBackend
+from ostinato.infra.sandbox.host.backend import NamespaceBackend, NamespaceSandbox
 from ostinato.infra.sandbox.host.box import REPOSITORY_PATH
 from ostinato.infra.sandbox.host.tools import FILE_SECONDS
 from ostinato.infra.sandbox.memory import key_of, prepare
-from ostinato.infra.sandbox.protocol import Sandbox, SandboxLimits, SandboxSpec, Snapshot
+from ostinato.infra.sandbox.protocol import SandboxLimits, SandboxSpec, Snapshot
 from ostinato.infra.serving.sandboxes.guest import SOCKET, Guest, Refused
 
 TEMPLATES = ("base", "default")
@@ -115,7 +115,9 @@ class SandboxService:
             guest = None
             while template not in self.saved and has_network and self._warm and guest is None:
                 guest = self._warm.popleft()
-                guest = None if guest.is_lost else guest
+                if guest.is_lost:
+                    await guest.close()
+                    guest = None
             if guest is None:
                 source = self.saved[template][0] if template in self.saved else None
                 guest = await self._start(source, has_network=has_network)
@@ -201,15 +203,17 @@ class SandboxService:
     ) -> list[RentedSandbox | Exception]:
         """New sandboxes with the files of a running one, or the error of each that did not start."""
         snapshot_id = await self.save(sandbox)
-        given = {"metadata": sandbox.metadata, "variables": sandbox.variables}
         made: list[RentedSandbox | Exception] = []
         for _ in range(count):
             try:
-                made.append(
-                    await self.create(
-                        snapshot_id, seconds, **given, has_network=sandbox.has_network
-                    )
+                twin = await self.create(
+                    snapshot_id,
+                    seconds,
+                    metadata=sandbox.metadata,
+                    variables=sandbox.variables,
+                    has_network=sandbox.has_network,
                 )
+                made.append(twin)
             except (SandboxError, Refused) as error:
                 made.append(error)
         await self.forget(snapshot_id)
@@ -263,7 +267,7 @@ class SandboxService:
             variables |= door.variables
         spec = SandboxSpec(mounts=mounts, variables=variables, limits=self.config.limits)
 
-        async def make() -> Sandbox:
+        async def make() -> NamespaceSandbox:
             if source is None:
                 made = await self._backend.create(spec)
             else:
