@@ -144,7 +144,7 @@ def test_control_of_sandboxes(sandbox: Any) -> None:
 def test_a_sandbox_that_ended_is_named_as_one(server: SandboxServer) -> None:
     from e2b import AuthenticationException, Sandbox, SandboxException, TimeoutException
 
-    short = Sandbox.create(timeout=2)
+    short = Sandbox.create(timeout=5)
     with pytest.raises(TimeoutException, match="was not found"):
         short.commands.run("sleep 60")
     with pytest.raises(TimeoutException, match="was not found"):
