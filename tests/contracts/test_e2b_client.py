@@ -73,9 +73,9 @@ def test_commands_in_the_background(sandbox: Any) -> None:
     assert reader.wait().stdout == "one\ntwo\n"
     sleeper = sandbox.commands.run("sleep 300", background=True)
     assert sleeper.kill()
-    assert not sandbox.commands.kill(sleeper.pid)
     with pytest.raises(CommandExitException):
         sleeper.wait()
+    assert not sandbox.commands.kill(sleeper.pid)
     late = sandbox.commands.run("sleep 1; echo late", background=True)
     late.disconnect()
     assert sandbox.commands.connect(late.pid).wait().stdout == "late\n"

@@ -25,13 +25,13 @@ _PROGRAM = (
     f"import sys; sys.path.insert(0, '{LIBRARY}'); from {command_server.__name__} import main; "
     f"main('{SOCKET}')"
 )
-COMMAND = shlex.join((f"{PYTHON}/bin/python3", "-I", "-S", "-B", "-c", _PROGRAM))
+_COMMAND = shlex.join((f"{PYTHON}/bin/python3", "-I", "-S", "-B", "-c", _PROGRAM))
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 60.0
 _MONTH_SECONDS = 30 * 86_400.0
 _PIECE_BYTES = 1 << 15
 _MAX_WAITING_EVENTS = 16  # of one reader; then the command waits when it writes
-STREAMS = ("stdin", "stdout", "stderr")
+_STREAMS = ("stdin", "stdout", "stderr")
 _KEEPALIVE_SECONDS = 50.0
 _UNHEARD_SECONDS = 0.01  # between two pieces of output that nobody reads
 Event = dict[str, Any]
@@ -90,8 +90,10 @@ class Command:
 class Guest:
     """A box with its command server. Belongs to one event loop."""
 
-    def __init__(self, sandbox: NamespaceSandbox, resources: AsyncExitStack) -> None:
-        """`resources`: what is closed with the box."""
+    def __init__(
+        self, sandbox: NamespaceSandbox, connection: socket.socket, resources: AsyncExitStack
+    ) -> None:
+        """`connection`: to the command server inside. `resources`: what is closed with the box."""
         self.sandbox = sandbox
         self.commands: dict[int, Command] = {}
         self._resources = resources
@@ -100,7 +102,8 @@ class Guest:
         self._numbers = itertools.count(1)
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._socket = socket.socket()
+        self._socket = connection
+        self._spawn(self._read())
         self.on_end: Callable[[], Awaitable[None]] | None = None
 
     @classmethod
@@ -119,8 +122,8 @@ class Guest:
             listener.listen(1)
             listener.setblocking(False)
             sandbox = await make()
-            guest = cls(sandbox, resources)
-            serving = guest._spawn(guest._run_server())
+            serving = asyncio.create_task(_run_server(sandbox))
+            resources.callback(serving.cancel)
             accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listener))
             await asyncio.wait(
                 (accepting, serving), timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -128,9 +131,8 @@ class Guest:
             if not accepting.done():
                 accepting.cancel()
                 raise SandboxLost(f"box {sandbox.sandbox_id}: its command server did not connect")
-            guest._socket, _ = accepting.result()
-            guest._spawn(guest._read())
-            return guest
+            connection, _ = accepting.result()
+            return cls(sandbox, connection, resources)
         except BaseException:
             await resources.aclose()
             raise
@@ -177,7 +179,7 @@ class Guest:
     ) -> Command:
         """Starts a command, which is killed at its time limit with all that it started."""
         loop = asyncio.get_running_loop()
-        streams = STREAMS if has_stdin else STREAMS[1:]
+        streams = _STREAMS if has_stdin else _STREAMS[1:]
         pipes = {name: os.pipe() for name in streams}  # ends to read and to write
         theirs = [pipes[name][name != "stdin"] for name in streams]
         key = next(self._numbers)
@@ -200,7 +202,7 @@ class Guest:
                 asyncio.streams.FlowControlMixin, end
             )
             command.stdin = asyncio.StreamWriter(transport, protocol, None, loop)
-        outputs = {name: pipes[name][0] for name in STREAMS[1:]}
+        outputs = {name: pipes[name][0] for name in _STREAMS[1:]}
         following = self._spawn(self._follow(command, outputs, timeout_seconds))
         following.add_done_callback(lambda _: self._ends.pop(key, None))
         return command
@@ -232,10 +234,6 @@ class Guest:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _run_server(self) -> None:
-        with suppress(SandboxError):
-            await self.sandbox.exec(COMMAND, _MONTH_SECONDS)
 
     async def _follow(
         self, command: Command, pipes: Mapping[str, int], timeout_seconds: float | None
@@ -277,7 +275,7 @@ class Guest:
     async def _read(self) -> None:
         """Gives answers to the requests that wait, until the connection ends."""
         decoder, loop = FrameDecoder(command_server.MAX_REPLY_BYTES), asyncio.get_running_loop()
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # whatever a box sends
             while data := await loop.sock_recv(self._socket, _PIECE_BYTES):
                 for header, _ in decoder.feed(data):
                     ended = self._ends.get(header.get("ended", 0))
@@ -292,3 +290,8 @@ class Guest:
                 answer.set_exception(OSError("connection ended"))
         if self.on_end is not None:
             await self.on_end()
+
+
+async def _run_server(sandbox: NamespaceSandbox) -> None:
+    with suppress(SandboxError):
+        await sandbox.exec(_COMMAND, _MONTH_SECONDS)

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -249,8 +249,9 @@ class SandboxService:
     async def _expire(self, sandbox: RentedSandbox) -> None:
         if not sandbox.pauses_at_end:
             await self.kill(sandbox)
-        elif not sandbox.is_paused:
-            await self.pause(sandbox)
+        else:
+            with suppress(Refused, SandboxError):  # it was paused, or ended, meanwhile
+                await self.pause(sandbox)
 
     async def _start(self, source: Snapshot | None, *, has_network: bool) -> Guest:
         """A new box of the pool, or with a snapshot's files."""
