@@ -193,17 +193,16 @@ class NamespaceBackend:
         """Boxes over the same files. They share the frozen layer and start concurrently. `spec`: mounts, variables and
         limits in place of the source's.
         """
-        given = spec
         if isinstance(source, Snapshot):
             saved = self.find_snapshot(source)
-            spec, state = saved.spec, saved.state
+            own, state = saved.spec, saved.state
         else:
             sandbox = self._find(source)
-            spec = sandbox.spec
+            own = sandbox.spec
             state = await sandbox.read_state()
         self.store.hold(state)
         try:
-            return await start_all([self._start(given or spec, state) for _ in range(count)])
+            return await start_all([self._start(spec or own, state) for _ in range(count)])
         finally:
             self.store.release(state)
 
