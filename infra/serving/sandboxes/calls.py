@@ -149,7 +149,7 @@ class SandboxCalls:
                 digest = base64.b64encode(hashlib.sha256(raw.encode()).digest())
                 if secrets.compare_digest(b"v1_" + digest.rstrip(b"="), signature.encode()):
                     if ends_at is not None and (
-                        not ends_at.isdigit() or int(ends_at) < time.time()
+                        not ends_at.isdecimal() or int(ends_at) < time.time()
                     ):
                         raise Refused("unauthenticated", "the signature has expired")
                     if sandbox.is_paused:
@@ -165,7 +165,10 @@ class SandboxCalls:
         kind, _, login = request.headers.get("authorization", "").partition(" ")
         user = query.get("username", "")
         if kind.lower() == "basic":
-            user = base64.b64decode(login).decode(errors="replace").partition(":")[0]
+            try:
+                user = base64.b64decode(login).decode(errors="replace").partition(":")[0]
+            except ValueError:
+                user = login  # which is refused
         if user not in ("", USER):
             raise Refused(
                 "invalid_argument", f"user is {user!r}, wanted {USER!r}: a box has no other"
@@ -217,7 +220,7 @@ async def _start(
         "envs": {**sandbox.variables, **process.get("envs", {})},
         "cwd": process.get("cwd", REPOSITORY_PATH),
     }
-    seconds = int(limit) / 1000 if limit is not None and limit.isdigit() else None
+    seconds = int(limit) / 1000 if limit is not None and limit.isdecimal() else None
     command = await sandbox.guest.run(
         config, has_stdin=call.get("stdin", True), tag=call.get("tag"), timeout_seconds=seconds
     )
