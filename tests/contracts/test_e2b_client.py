@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.fakes.sandbox_server import ROOT, SandboxServer, serving
@@ -192,14 +193,13 @@ def test_snapshots_and_forks(sandbox: Any) -> None:
 
 
 def test_signed_addresses(sandbox: Any) -> None:
-    import httpx
 
     sandbox.files.write("a b", "text")
-    assert httpx.get(sandbox.download_url("a b", use_signature_expiration=60)).text == "text"
-    sent = httpx.post(sandbox.upload_url("up/c"), files={"file": b"sent"})
+    assert httpx2.get(sandbox.download_url("a b", use_signature_expiration=60)).text == "text"
+    sent = httpx2.post(sandbox.upload_url("up/c"), files={"file": b"sent"})
     assert sent.status_code == 200
     assert sandbox.files.read("up/c") == "sent"
-    assert httpx.get(sandbox.upload_url("a b")).status_code == 401
+    assert httpx2.get(sandbox.upload_url("a b")).status_code == 401
 
 
 @pytest.mark.asyncio

@@ -61,7 +61,7 @@ class SandboxRequest(Record):
     has_network: bool = Field(default=True, alias="allow_internet_access")
     pauses_at_end: bool = Field(default=False, alias="autoPause")
     count: PositiveInt = Field(default=1, le=16, description="forks")
-    memory: bool | None = Field(default=None, description="of the processes, with the files")
+    memory: bool | None = Field(default=None, description="processes kept with the files")
 
 
 def read_key(home: Path) -> str:
