@@ -193,7 +193,6 @@ def test_snapshots_and_forks(sandbox: Any) -> None:
 
 
 def test_signed_addresses(sandbox: Any) -> None:
-
     sandbox.files.write("a b", "text")
     assert httpx2.get(sandbox.download_url("a b", use_signature_expiration=60)).text == "text"
     sent = httpx2.post(sandbox.upload_url("up/c"), files={"file": b"sent"})
