@@ -28,6 +28,7 @@ from ostinato.flows.commands.launching import (
 from ostinato.flows.commands.plan_commands import ChipOption, dry_run_flow, plan
 from ostinato.flows.commands.problem_sets import certify, problem_sets
 from ostinato.flows.commands.recipe_commands import recipes, try_formats
+from ostinato.flows.commands.sandbox_commands import sandboxes
 from ostinato.flows.operating import up as machine
 from ostinato.flows.operating.recipe_choice import RecipeChoice
 from ostinato.flows.python_api import open_home
@@ -238,6 +239,7 @@ def _endpoint(url: str | None, model: str | None, key_env: str | None) -> Endpoi
 app.add_typer(recipes, name="recipe")
 app.add_typer(cycles, name="cycle")
 app.add_typer(keys, name="keys")
+app.add_typer(sandboxes, name="sandboxes")
 app.command()(certify)
 app.command("try")(try_formats)
 app.command()(deploy)

@@ -16,11 +16,14 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx2
+
 from ostinato.infra.sandbox.backends import open_backend
 from ostinato.infra.sandbox.environment import RepositoryEnvironment
 from ostinato.infra.sandbox.protocol import SandboxSpec
 from ostinato.infra.sandbox.test_server import TestServer
 from tests.fakes.repositories import WORDKIT, open_repository
+from tests.fakes.sandbox_server import serving
 
 TARGETS_MS = {
     "create": 10.0,
@@ -28,6 +31,7 @@ TARGETS_MS = {
     "snapshot_200": 10.0,
     "fork": 30.0,
     "lease_of_group": 20.0,
+    "rented": 15.0,
     "verdict_wall": 60.0,
 }
 TARGETS_PER_SECOND = {"creates_per_second": 150.0}
@@ -125,6 +129,21 @@ async def measure_throughput(num_boxes: int) -> dict[str, float]:
     return {"creates_per_second": rate, "create_and_close_cpu": cost_ms}
 
 
+async def measure_rented(repeats: int) -> dict[str, float]:
+    """A sandbox of `ostinato sandboxes serve` with a pool, over HTTP by one client, ten a second."""
+    times = []
+    with tempfile.TemporaryDirectory() as home, serving(Path(home), "--warm", "8") as server:
+        headers = {"X-API-Key": server.key}
+        async with httpx2.AsyncClient(base_url=server.address, headers=headers) as client:
+            for _ in range(repeats):
+                await asyncio.sleep(0.1)
+                started = time.perf_counter()
+                made = await client.post("/v2/sandboxes", json={"templateID": "base"})
+                times.append(1e3 * (time.perf_counter() - started))
+                await client.delete(f"/sandboxes/{made.json()['sandboxID']}")
+    return {"rented": statistics.median(times)}
+
+
 def measure_baseline(repeats: int) -> dict[str, float]:
     """The same without a box: a program started, 200 files copied by `cp -a`."""
 
@@ -175,6 +194,7 @@ async def measure(repeats: int) -> dict[str, float]:
     figures.update(await measure_throughput(repeats * 4))
     figures.update(await measure_leases(repeats))
     figures.update(await measure_verdicts(repeats))
+    figures.update(await measure_rented(repeats))
     figures["load_after"] = os.getloadavg()[0]
     return figures
 

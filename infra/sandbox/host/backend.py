@@ -188,19 +188,21 @@ class NamespaceBackend:
         return await self._start(spec, state)
 
     async def fork(
-        self, source: Snapshot | Sandbox, count: int = 1
+        self, source: Snapshot | Sandbox, count: int = 1, spec: SandboxSpec | None = None
     ) -> tuple[NamespaceSandbox, ...]:
-        """Boxes over the same files. They share the frozen layer and start concurrently."""
+        """Boxes over the same files. They share the frozen layer and start concurrently. `spec`: mounts, variables and
+        limits in place of the source's.
+        """
         if isinstance(source, Snapshot):
             saved = self.find_snapshot(source)
-            spec, state = saved.spec, saved.state
+            own, state = saved.spec, saved.state
         else:
             sandbox = self._find(source)
-            spec = sandbox.spec
+            own = sandbox.spec
             state = await sandbox.read_state()
         self.store.hold(state)
         try:
-            return await start_all([self._start(spec, state) for _ in range(count)])
+            return await start_all([self._start(spec or own, state) for _ in range(count)])
         finally:
             self.store.release(state)
 

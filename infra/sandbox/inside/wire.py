@@ -20,8 +20,9 @@ def encode_frame(header: dict, blobs: list[bytes] | tuple[bytes, ...] = ()) -> b
 class FrameDecoder:
     """Collects bytes and returns whole frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._buffer = bytearray()
+        self._max_frame_bytes = max_frame_bytes
 
     def feed(self, data: bytes) -> list[tuple[dict, list[bytes]]]:
         """Adds received bytes and returns the frames that they complete."""
@@ -30,8 +31,9 @@ class FrameDecoder:
         while len(self._buffer) >= _PREFIX.size:
             text_bytes, blobs_bytes = _PREFIX.unpack_from(self._buffer)
             end = _PREFIX.size + text_bytes + blobs_bytes
-            if end > MAX_FRAME_BYTES:
-                raise ValueError(f"frame of {end} bytes, at most {MAX_FRAME_BYTES} are accepted")
+            if end > self._max_frame_bytes:
+                limit = self._max_frame_bytes
+                raise ValueError(f"frame of {end} bytes, at most {limit} are accepted")
             if len(self._buffer) < end:
                 break
             frames.append(_split_frame(bytes(self._buffer[_PREFIX.size : end]), text_bytes))

@@ -27,8 +27,8 @@ OPEN_FILES = 65_536
 WAITING_CONNECTIONS = 4096  # queued by the kernel until they are accepted
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket. Port 0 means any free port. ConfigError when the address cannot be bound."""
+def bind(host: str, port: int, setting: str = "OSTINATO_GATEWAY_PORT") -> socket.socket:
+    """A bound socket. Port 0 means any free port. ConfigError, which names the setting, when the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,10 +37,10 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            why = "already in use; stop its program or set OSTINATO_GATEWAY_PORT to a free port"
+            why = f"already in use; stop its program or set {setting} to a free port"
         else:
             why = f"not available: {error.strerror or error}"
-        raise ConfigError(f"gateway address {host} port {port} is {why}") from error
+        raise ConfigError(f"address {host} port {port} is {why}") from error
     return listener
 
 

@@ -1,0 +1,1 @@
+"""A server that rents boxes to programs, with the API of E2B, so that its SDK works with `ostinato sandboxes serve`."""
