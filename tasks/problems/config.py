@@ -199,20 +199,6 @@ class ValidityRules(Record):
     another file"""
 
 
-class DeletionConfig(Record):
-    """Ways to delete functions and features, and the size of a deletion. Every problem set has its own mix."""
-
-    function_levels: tuple[Level, ...] = LEVELS
-    """levels of deleted functions: `body` keeps signature and docstring, `signature` the signature,
-    `everything` nothing"""
-    feature_ways: tuple[Literal["symbol", "skeleton", "subject"], ...] = ("symbol",)
-    """ways to delete a feature: `symbol` takes a public symbol and the helpers that only it used, `skeleton` all but
-    the public signatures of one, `subject` everything that one group of tests alone needs, in any number of files"""
-    min_lines: PositiveInt = Field(
-        default=1, description="minimum number of lines that a deletion changes"
-    )
-
-
 class OracleConfig(Record):
     """Calls that compare a candidate with the original."""
 
@@ -225,7 +211,7 @@ class OracleConfig(Record):
 
 
 class Wording(Record):
-    """Limits of the prompts' texts. Every problem set has its own."""
+    """Limits of the prompts' texts."""
 
     terse_characters: int = Field(
         default=390, ge=40, description="maximum number of characters of a terse prompt"
@@ -247,7 +233,14 @@ class ProblemsConfig(Record):
     seed: NonNegativeInt = 0
     """seed of the broken lines, the splits and the prompts; default: the recipe's seed"""
     quotas: Quotas = Quotas()
-    deletions: DeletionConfig = DeletionConfig()
+    deletion_levels: tuple[Level, ...] = LEVELS
+    """levels of deleted functions: `body` keeps signature and docstring, `signature` the signature,
+    `everything` nothing"""
+    feature_ways: tuple[Literal["symbol", "skeleton", "subject"], ...] = ("symbol",)
+    """ways to delete a feature: `symbol` takes a public symbol and the helpers that only it used, `skeleton` all but
+    the public signatures of one, `subject` everything that one group of tests alone needs, in any number of files"""
+    min_deleted_lines: PositiveInt = 1
+    """minimum number of lines that a deleted function or feature changes"""
     sizes: SplitSizes = SplitSizes()
     """problems per split from the repositories that name no split"""
     rules: ValidityRules = ValidityRules()

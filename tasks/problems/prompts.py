@@ -96,29 +96,6 @@ _VAGUE: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.MINED_COMMIT: ("{topic} in {repository} needs work, see what the tests say.",),
 }
-# texts without a name, from those that say most; a text is left out if it holds a name by chance
-_UNNAMED_GONE: tuple[tuple[str, ...], ...] = (
-    (
-        "{repository} could once do this, and we need it again: {sentence}.",
-        "This is missing from {repository}: {sentence}. Please implement it.",
-    ),
-    (
-        "Somebody took a whole feature out of {repository}. We need it back.",
-        "{repository} lost something that its tests still expect, please write it again.",
-    ),
-    ("A feature got lost with the last commit. We want it back.", "Please restore what is gone."),
-)
-_UNNAMED_WRONG: tuple[tuple[str, ...], ...] = (
-    (
-        "Users say that {repository} fails here: {sentence}. Please correct it.",
-        "This no longer works in {repository}: {sentence}.",
-    ),
-    (
-        "Several results of {repository} are off since yesterday, can you look?",
-        "{repository} misbehaves since the last change, no idea where.",
-    ),
-    ("Something is off since yesterday, can you look?", "Customers complain. Make it right."),
-)
 
 
 def write_prompt(
@@ -157,7 +134,7 @@ def write_prompt(
             return _fill(rng.choice(_DETAILED[kind]), words)
         case PromptLevel.VAGUE if wording.vague_names or kind is Kind.MINED_COMMIT:
             return _fill(rng.choice(_VAGUE[kind]), words)
-        case PromptLevel.VAGUE if unnamed := _write_unnamed(candidate, repository, docstring, rng):
+        case PromptLevel.VAGUE if unnamed := _write_unnamed(candidate, words, docstring, rng):
             return unnamed
         case _:
             terse = _fill(rng.choice(_TERSE[kind]), words)
@@ -167,16 +144,20 @@ def write_prompt(
 
 
 def _write_unnamed(
-    candidate: Candidate, repository: str, docstring: str, rng: random.Random
+    candidate: Candidate, words: Mapping[str, str], docstring: str, rng: random.Random
 ) -> str:
-    """A vague prompt that holds no name of the change. Empty: there is none."""
-    is_gone = candidate.kind in (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE)
+    """A vague prompt that holds no name of the change, with the function's purpose as its topic if there is one. Empty:
+    every text holds a name.
+    """
     sentence = descriptions.first_sentence(docstring)
-    is_known = descriptions.is_usable(sentence, candidate.symbol)
-    for texts in (_UNNAMED_GONE if is_gone else _UNNAMED_WRONG)[0 if is_known else 1 :]:
-        filled = [_fill(text, {"repository": repository, "sentence": sentence}) for text in texts]
-        if fitting := [text for text in filled if not find_names(text, candidate)]:
-            return rng.choice(fitting)
+    topics = [f'"{sentence}"'] if descriptions.is_usable(sentence, candidate.symbol) else []
+    templates = rng.sample(_VAGUE[candidate.kind], len(_VAGUE[candidate.kind]))
+    for topic in (*topics, "one feature", "something"):
+        for repository in (words["repository"], "this package"):
+            for template in templates:
+                text = template.format(topic=topic, repository=repository)
+                if not find_names(text, candidate):
+                    return text
     return ""
 
 
@@ -222,19 +203,15 @@ def topic_words(symbol: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in f"{owner}_{name}".split("_") if len(word) > 2)
 
 
-def is_ambiguous(
-    candidate: Candidate, level: PromptLevel, symbols: Iterable[str], *, has_names: bool = True
-) -> bool:
+def is_ambiguous(candidate: Candidate, level: PromptLevel, symbols: Iterable[str]) -> bool:
     """Whether the wording fits several functions of the repository, and no gap in the code tells which is meant.
     This can only be so for the vague wording of a problem in which all code is still there.
 
-    `symbols`: qualified names of all definitions of the repository. `has_names`: whether the wording names the topic.
+    `symbols`: qualified names of all definitions of the repository.
     """
     is_whole = candidate.kind in (Kind.MUTATION, Kind.COMBINED, Kind.MULTI_PLACE)
-    if level is not PromptLevel.VAGUE or not (is_whole or not has_names):
+    if level is not PromptLevel.VAGUE or not is_whole:
         return False
-    if not has_names:
-        return True
     words = frozenset(topic_words(candidate.symbol))
     return any(
         words <= frozenset(topic_words(symbol)) for symbol in symbols if symbol != candidate.symbol

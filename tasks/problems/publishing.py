@@ -114,7 +114,10 @@ def make_problem(
             # a visible failing test would tell which of the matching functions is meant
             "question_warranted": candidate.kind is not Kind.GIVEN
             and len(hidden) == len(judgement.fail_to_pass)
-            and is_ambiguous(candidate, level, symbols, has_names=config.wording.vague_names),
+            and (
+                is_ambiguous(candidate, level, symbols)
+                or (level is PromptLevel.VAGUE and not config.wording.vague_names)
+            ),
             "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
         }
     )

@@ -2,7 +2,6 @@
 same seed gives the same problems.
 """
 
-import contextlib
 import itertools
 import random
 from collections import Counter, defaultdict
@@ -68,13 +67,12 @@ class Sources:
     @property
     def documents(self) -> dict[str, bytes]:
         """Content of the text files in UTF-8 that are no tests, by path."""
-        found: dict[str, bytes] = {}
-        for path, content in self.repository.files.items():
-            if path.endswith(_DOCUMENTS) and not self.repository.is_test(path):
-                with contextlib.suppress(UnicodeDecodeError):
-                    content.decode()
-                    found[path] = content
-        return found
+        return {
+            path: content
+            for path, content in self.repository.files.items()
+            if path.endswith(_DOCUMENTS) and not self.repository.is_test(path)
+            if content.decode(errors="replace").encode() == content
+        }
 
     @property
     def tests(self) -> dict[str, bytes]:
@@ -195,31 +193,23 @@ def find_candidates(
         sources.definitions,
         sources.tests,
         documents=sources.documents,
-        lines=range(config.deletions.min_lines, config.rules.max_changed_lines + 1),
+        lines=range(config.min_deleted_lines, config.rules.max_changed_lines + 1),
     )
     max_tests = int(config.rules.max_failing_ratio * len(baseline.tests))
-
-    def delete_features(way: str) -> Iterable[Candidate]:
-        match way:
-            case "skeleton":
-                return maker.skeletons(config.seed)
-            case "subject":
-                return maker.subjects(baseline.tests, baseline.covering, max_tests, config.seed)
-            case _:
-                return maker.features(config.seed)
-
-    least = config.deletions.min_lines
-    deletions = (
-        maker.functions(config.seed, config.deletions.function_levels),
-        take_turns(map(delete_features, config.deletions.feature_ways)),
-    )
-    functions, features = (
-        (item for item in found if item.draft("").num_changed_lines >= least) for found in deletions
-    )
+    ways: dict[str, Callable[[], Iterable[Candidate]]] = {
+        "symbol": lambda: maker.features(config.seed),
+        "skeleton": lambda: maker.skeletons(config.seed),
+        "subject": lambda: maker.subjects(
+            baseline.tests, baseline.covering, max_tests, config.seed
+        ),
+    }
+    functions = maker.functions(config.seed, config.deletion_levels)
+    features = take_turns(ways[way]() for way in config.feature_ways)
+    least = config.min_deleted_lines
     by_kind = {
         Kind.MUTATION: order_mutations(sources.mutations_of(baseline, config), config),
-        Kind.DELETED_FUNCTION: functions,
-        Kind.DELETED_FEATURE: features,
+        Kind.DELETED_FUNCTION: (item for item in functions if _num_lines(item) >= least),
+        Kind.DELETED_FEATURE: (item for item in features if _num_lines(item) >= least),
         Kind.MULTI_PLACE: find_multi_place(
             sources.repository.name,
             [*find_functions(sources, baseline, config).values()],
@@ -236,6 +226,10 @@ def find_candidates(
         )
         for kind, found in by_kind.items()
     }
+
+
+def _num_lines(candidate: Candidate) -> int:
+    return candidate.draft("").num_changed_lines
 
 
 def combine(

@@ -145,11 +145,6 @@ class LinePlan:
             first -= 1
         self.replace(path, first, last)
 
-    @property
-    def changed_paths(self) -> list[str]:
-        """Files that the plan changes."""
-        return sorted(self._changes)
-
     def is_changed(self, path: str, number: int) -> bool:
         """Whether the plan changes a line."""
         return number in self._changes.get(path, {})

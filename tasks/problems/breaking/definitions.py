@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from ostinato.infra.platform.syntax import Defined, parse_python, walk_definitions
 
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
-_FORMAT = re.compile(r"\w*[fF]\w*[\"']")  # begin of an f-string
-_WORD = re.compile(r"[A-Za-z_]\w*")
 CallKey = tuple[str, int, str]  # path, first line with decorators, qualified name
 
 
@@ -137,13 +135,8 @@ class NameGraph:
     """Occurrences of names in product code, and helpers that only certain definitions use."""
 
     def __init__(
-        self,
-        files: Mapping[str, bytes],
-        definitions: Mapping[str, Sequence[Definition]],
-        *,
-        in_formats: bool = False,
+        self, files: Mapping[str, bytes], definitions: Mapping[str, Sequence[Definition]]
     ) -> None:
-        """`in_formats`: also names inside of f-strings, which Python 3.11 does not tokenize."""
         self._places: dict[str, list[tuple[str, int]]] = defaultdict(list)
         self._by_name: dict[str, list[Definition]] = defaultdict(list)
         for found in definitions.values():
@@ -153,13 +146,11 @@ class NameGraph:
         for path in sorted(files):
             text = files[path].decode(errors="replace")
             exported = _export_lines(text)
-            for name, line in read_names(text, in_formats=in_formats):
+            for name, line in read_names(text):
                 if line not in exported:
                     self._places[name].append((path, line))
             self._mentions[path] = [
-                (line, name)
-                for name, line in read_names(text, in_formats=in_formats)
-                if name in self._by_name
+                (line, name) for name, line in read_names(text) if name in self._by_name
             ]
 
     def helpers_of(self, roots: Iterable[Definition], named: frozenset[str]) -> list[Definition]:
@@ -213,21 +204,16 @@ def _is_inside_another(definition: Definition, group: Sequence[Definition]) -> b
     )
 
 
-def read_names(text: str, *, in_formats: bool = False) -> list[tuple[str, int]]:
-    """Every name of a source text with its line, without names inside strings. `in_formats`: also words of f-strings."""
-    found: list[tuple[str, int]] = []
+def read_names(text: str) -> list[tuple[str, int]]:
+    """Every name of a source text with its line, without names inside strings."""
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.NAME:
-                found.append((token.string, token.start[0]))
-            elif in_formats and token.type == tokenize.STRING and _FORMAT.match(token.string):
-                found += [
-                    (word[0], token.start[0] + token.string.count("\n", 0, word.start()))
-                    for word in _WORD.finditer(token.string)
-                ]
+        return [
+            (token.string, token.start[0])
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.NAME
+        ]
     except (tokenize.TokenError, SyntaxError):
         return []
-    return found
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -8,7 +8,6 @@ collected otherwise.
 
 import ast
 import copy
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -244,23 +243,23 @@ def _remove_elements(
 
 
 def remove_unused_imports(
-    plan: LinePlan, path: str, tree: ast.Module, *, is_large: bool = False
+    plan: LinePlan, path: str, tree: ast.Module, *, of_packages: bool = False
 ) -> None:
-    """Removes imports that only removed lines used, because they would reveal the removed code. `is_large`: also imports
-    of the standard library in `__init__.py`, where other imports may be exports, but none that f-strings use.
+    """Removes imports that only removed lines used, because they would reveal the removed code. `of_packages`: also
+    whole modules in `__init__.py`, where imported names may be exports.
     """
     is_package = path.endswith("__init__.py")
-    if (is_package and not is_large) or not plan.parses():
+    if (is_package and not of_packages) or not plan.parses():
         return
     text = "\n".join(plan.lines_of(path))
-    before = Counter(name for name, _ in read_names(text, in_formats=is_large))
-    after = Counter(name for name, _ in read_names(plan.text_of(path), in_formats=is_large))
+    before = Counter(name for name, _ in read_names(text))
+    after = Counter(name for name, _ in read_names(plan.text_of(path)))
     for node in tree.body:
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or plan.is_changed(path, node.lineno):
             continue
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             continue
-        if is_package and not _imports_library(node):
+        if is_package and isinstance(node, ast.ImportFrom):
             continue
         gone = [
             alias
@@ -269,14 +268,6 @@ def remove_unused_imports(
         ]
         if isinstance(node, ast.ImportFrom) or len(gone) == len(node.names):
             _remove_elements(plan, path, node, gone, len(node.names))
-
-
-def _imports_library(node: ast.Import | ast.ImportFrom) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        names = [node.module or ""] if not node.level else [""]
-    else:
-        names = [alias.name for alias in node.names]
-    return all(name.partition(".")[0] in sys.stdlib_module_names for name in names)
 
 
 def _bound_name(alias: ast.alias) -> str:

@@ -9,17 +9,16 @@ Names that test files use while they are imported, or that other product code us
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 
-from ostinato.infra.platform.syntax import parse_python
+from ostinato.infra.platform.syntax import parse_python, walk_definitions
 from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan, draw_rank
-from ostinato.tasks.problems.breaking.definitions import CallKey, Definition, NameGraph, read_names
+from ostinato.tasks.problems.breaking.definitions import CallKey, Definition, read_names
 from ostinato.tasks.problems.breaking.deletions import DeletionMaker, remove_unused_imports, stub
 from ostinato.tasks.problems.breaking.mentions import remove_mentions
 from ostinato.tasks.problems.config import Kind
 
-Covering = Callable[[Iterable[CallKey]], list[int]]
+Called = Mapping[Definition, frozenset[int]]
 
 
 class FeatureMaker(DeletionMaker):
@@ -37,31 +36,11 @@ class FeatureMaker(DeletionMaker):
     ) -> None:
         """`documents`: text files with documentation. `lines`: permitted numbers of changed lines."""
         super().__init__(repository, files, definitions, tests)
+        self._tests = tests
         self._documents = documents
         self._lines = lines
-        self._tests = tests
         self._every = [item for found in definitions.values() for item in found]
         self._num_defined = Counter(item.name for item in self._every)
-
-    @cached_property
-    def _exact(self) -> NameGraph:
-        """Names with those inside of f-strings."""
-        return NameGraph(self._files, self._definitions, in_formats=True)
-
-    @cached_property
-    def _held(self) -> frozenset[str]:
-        """Names that test files use while they are imported."""
-        texts = [content.decode(errors="replace") for content in self._tests.values()]
-        return frozenset(name for text in texts for name in names_at_import(text))
-
-    @cached_property
-    def _names(self) -> dict[str, Counter[str]]:
-        """Names and their numbers of occurrences, by file."""
-        return {path: _count_names(text.decode()) for path, text in self._files.items()}
-
-    @cached_property
-    def _num_uses(self) -> Counter[str]:
-        return sum(self._names.values(), Counter[str]())
 
     def _is_unique_method(self, item: Definition) -> bool:
         is_special = item.name.startswith("__") and item.name.endswith("__")
@@ -70,13 +49,17 @@ class FeatureMaker(DeletionMaker):
     def skeletons(self, seed: int = 0) -> Iterator[Candidate]:
         """Skeletons of public classes, and of public functions with helpers, in an order drawn by the seed."""
         for root in self._public(seed):
-            found = self._exact.helpers_of([root], self._named_in_tests)
+            found = self._graph.helpers_of([root], self._named_in_tests)
             group = [root, *(item for item in found if item != root)]
             if root.is_class or len(group) > 1:
                 yield from self._delete_group("skeleton", root, group, [root])
 
     def subjects(
-        self, tests: Sequence[str], covering: Covering, max_tests: int, seed: int = 0
+        self,
+        tests: Sequence[str],
+        covering: Callable[[Iterable[CallKey]], list[int]],
+        max_tests: int,
+        seed: int = 0,
     ) -> list[Candidate]:
         """Deletions of subjects, those over several files first, then in an order drawn by the seed.
 
@@ -88,42 +71,45 @@ class FeatureMaker(DeletionMaker):
             for item in self._every
             if not item.is_method or self._is_unique_method(item)
         }
+        texts = [content.decode(errors="replace") for content in self._tests.values()]
+        held = frozenset(name for text in texts for name in names_at_import(text))
         groups = dict.fromkeys(found for item, found in called.items() if item.is_public)
         groups |= dict.fromkeys(_tests_by_scope(tests))
-        made: dict[frozenset[Definition], list[Candidate]] = {}
-        for wanted in groups:
-            group = [item for item, found in called.items() if found and found <= wanted]
-            key = frozenset(group)
-            if key in made or not group:
-                continue
-            made[key] = []
-            if len(frozenset().union(*(called[item] for item in group))) <= max_tests:
-                made[key] = list(self._delete_subject(group, wanted, called))
-        found = {item.candidate_id: item for candidates in made.values() for item in candidates}
+        roots = {
+            tuple(item for item, found in called.items() if found and found <= wanted): wanted
+            for wanted in groups
+        }
+        made = [
+            candidate
+            for group, wanted in roots.items()
+            if len(frozenset[int]().union(*(called[item] for item in group))) <= max_tests
+            for candidate in self._delete_subject(group, wanted, called, held)
+        ]
 
         def rank(candidate: Candidate) -> tuple[bool, str]:
             num_files = len({block.path for block in candidate.blocks})
             return num_files == 1, draw_rank(f"{seed}", "subject", candidate.candidate_id)
 
-        return sorted(found.values(), key=rank)
+        return sorted({item.candidate_id: item for item in made}.values(), key=rank)
 
     def _delete_subject(
         self,
         roots: Sequence[Definition],
         wanted: frozenset[int],
-        called: Mapping[Definition, frozenset[int]],
+        called: Called,
+        held: frozenset[str],
     ) -> Iterator[Candidate]:
-        """Deletion of definitions that only the tests `wanted` call, with the helpers that only they use. `called`: tests
-        that call a definition.
+        """Deletion of definitions that only the tests `wanted` call, with the helpers that only they use. `held`: names
+        that test files use while they are imported.
         """
         if sum(item.num_lines for item in roots) > 2 * self._lines.stop:
             return
-        found = self._exact.helpers_of(roots, self._named_in_tests)
+        found = self._graph.helpers_of(roots, self._named_in_tests)
         group = [item for item in found if called.get(item, frozenset()) <= wanted]
         while used := [
             item
             for item in group
-            if (item.is_method or item not in roots) and self._exact.users_of(item.name, group)
+            if (item.is_method or item not in roots) and self._graph.users_of(item.name, group)
         ]:
             group = [item for item in group if item not in used]
         public = [item for item in group if item.is_public]
@@ -133,8 +119,8 @@ class FeatureMaker(DeletionMaker):
         kept = [
             item
             for item in group
+            if item.name in held or self._graph.users_of(item.name, group)
             if not item.is_method
-            and (item.name in self._held or self._exact.users_of(item.name, group))
         ]
         yield from self._delete_group("subject", root, group, kept)
 
@@ -147,61 +133,51 @@ class FeatureMaker(DeletionMaker):
     ) -> Iterator[Candidate]:
         """The deletion of a group. `kept`: definitions of it with signatures that stay."""
         plan = LinePlan({**self._files, **self._documents})
-        keeps_docstring = operator == "skeleton"
         gone = [item for item in group if item not in kept]
         for item in kept:
-            own = [one for one in self._members(item) if self._is_own_helper(one, item, group)]
+            members = self._members(item)
+            own = [one for one in members if one != item and self._is_own_helper(one, group)]
             gone += own
-            for member in self._members(item):
+            for member in members:
                 if member not in own and member.body_line and not member.is_one_liner:
-                    stub(plan, member, keep_docstring=keeps_docstring)
+                    stub(plan, member, keep_docstring=operator == "skeleton")
         for item in gone:
             first, lines = item.decorator_line, plan.lines_of(item.path)
             while first > 1 and lines[first - 2].strip().startswith("#"):
                 first -= 1
             plan.remove_with_space(item.path, first, item.last_line)
         self._remove_exports(plan, gone)
-        paths = sorted({item.path for item in group})
-        self._remove_constants(plan, paths)
-        for path in paths:
-            remove_unused_imports(plan, path, self._trees[path], is_large=True)
+        for path in sorted({item.path for item in group}):
+            self._remove_constants(plan, path, group)
+            remove_unused_imports(plan, path, self._trees[path], of_packages=True)
         names = {item.name for item in gone if self._num_defined[item.name] == 1}
         remove_mentions(plan, self._trees, self._documents, names)
         candidate = self._finish(plan, Kind.DELETED_FEATURE, operator, root, group)
         if candidate and candidate.draft("").num_changed_lines in self._lines:
             yield candidate
 
-    def _is_own_helper(
-        self, member: Definition, root: Definition, group: Sequence[Definition]
-    ) -> bool:
-        """Whether a method is private and used in its class or its helpers alone."""
+    def _is_own_helper(self, member: Definition, group: Sequence[Definition]) -> bool:
+        """Whether a method is private, and nothing outside of a group and no test uses it."""
         is_private = member.name.startswith("_") and self._is_unique_method(member)
-        is_named = member.name in self._named_in_tests
-        return (
-            member != root
-            and is_private
-            and not is_named
-            and not self._exact.users_of(member.name, group)
-        )
+        is_used = member.name in self._named_in_tests or self._graph.users_of(member.name, group)
+        return is_private and not is_used
 
-    def _remove_constants(self, plan: LinePlan, paths: Sequence[str]) -> None:
-        """Removes assignments at the top of modules to names that only removed lines used."""
-        for _ in range(2):  # a constant may be used by another constant
-            left = self._num_uses.copy()
-            for path in plan.changed_paths:
-                left += _count_names(plan.text_of(path))
-                left -= self._names[path]
-            for path in paths:
-                for node in self._trees[path].body:
-                    name = _assigned_name(node)
-                    is_free = left[name] == 1 < self._num_uses[name]
-                    if is_free and name not in self._named_in_tests:
-                        last = node.end_lineno or node.lineno
+    def _remove_constants(self, plan: LinePlan, path: str, group: Sequence[Definition]) -> None:
+        """Removes assignments at the top of a module to names that only a group uses."""
+        for node in self._trees[path].body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)])
+                    | ast.AnnAssign(target=ast.Name(id=name))
+                ):
+                    last = node.end_lineno or node.lineno
+                    own = {(path, number) for number in range(node.lineno, last + 1)}
+                    is_used = not own.issuperset(self._graph.users_of(name, group))
+                    is_needed = not own.issuperset(self._graph.users_of(name, ()))
+                    if is_needed and not is_used and name not in self._named_in_tests:
                         plan.remove_with_space(path, node.lineno, last)
-
-
-def _count_names(text: str) -> Counter[str]:
-    return Counter(name for name, _ in read_names(text, in_formats=True))
+                case _:
+                    pass
 
 
 def _tests_by_scope(tests: Sequence[str]) -> list[frozenset[int]]:
@@ -217,31 +193,13 @@ def _tests_by_scope(tests: Sequence[str]) -> list[frozenset[int]]:
 def names_at_import(text: str) -> set[str]:
     """Names that a module uses while it is imported: all but those in bodies of functions."""
     try:
-        waiting: list[ast.AST] = [parse_python(text)]
+        tree = parse_python(text)
     except (SyntaxError, ValueError):  # test data rather than a module
         return set()
-    names: set[str] = set()
-    while waiting:
-        node = waiting.pop()
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                waiting += [*node.decorator_list, node.args]
-                continue
-            case ast.Lambda():
-                waiting.append(node.args)
-                continue
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
-                names.add(name)
-            case _:
-                pass
-        waiting += ast.iter_child_nodes(node)
-    return names
-
-
-def _assigned_name(node: ast.stmt) -> str:
-    """The name that a statement alone assigns. Empty: it is no such statement, or the name is special."""
-    match node:
-        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-            return "" if name.startswith("__") else name
-        case _:
-            return ""
+    bodies = {
+        number
+        for _, node in walk_definitions(tree)
+        if not isinstance(node, ast.ClassDef)
+        for number in range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    return {name for name, line in read_names(text) if line not in bodies}

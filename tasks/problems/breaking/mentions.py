@@ -1,15 +1,15 @@
-"""Removes documentation of removed names: paragraphs of docstrings, comments, sections and paragraphs of text files."""
+"""Removes documentation of removed names: paragraphs and list items of docstrings and text files,
+and sections of Markdown."""
 
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ostinato.infra.platform.syntax import Defined
+from ostinato.infra.platform.syntax import Defined, walk_definitions
 from ostinato.tasks.problems.breaking.candidates import LinePlan
 
 _ITEM = re.compile(r"\s*([-*+|]|\d+[.)])\s")
-_CLOSING = re.compile(r"(\"\"\"|''')\s*$")
-_UNDERLINE = re.compile(r"([=\-~^\"'*+])\1{2,}\s*$")
+_CLOSING = re.compile(r"^(\s*).*?(\"\"\"|''')\s*$")
 
 
 def remove_mentions(
@@ -18,119 +18,68 @@ def remove_mentions(
     documents: Iterable[str],
     names: Collection[str],
 ) -> None:
-    """Plans the removal of documentation that mentions a name. `trees`: syntax of the Python files by path. `documents`:
-    paths of text files.
+    """Plans the removal of documentation that mentions a name. A name that could be an ordinary word counts only in the
+    form of code. `trees`: syntax of the Python files by path. `documents`: paths of text files.
     """
     if not names:
         return
-    pattern = write_pattern(names)
+    words = [
+        rf"[`.]{name}\b|\b{name}[`(]" if name.islower() and name.isalpha() else rf"\b{name}\b"
+        for name in sorted(names)
+    ]
+    pattern = re.compile("|".join(words))
     for path, tree in trees.items():
-        lines = plan.lines_of(path)
-        if not any(map(pattern.search, lines)):
-            continue
-        inside: set[int] = set()  # lines of texts, in which # begins no comment
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant | ast.JoinedStr):
-                inside.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-            elif isinstance(node, Defined | ast.Module):
-                _cut_docstring(plan, path, node, pattern)
-        for number, line in enumerate(lines, 1):
-            is_comment = line.lstrip().startswith("#") and number not in inside
-            if is_comment and pattern.search(line):
-                plan.replace(path, number, number)
+        if any(map(pattern.search, plan.lines_of(path))):
+            for owner in (tree, *(node for _, node in walk_definitions(tree))):
+                _cut_docstring(plan, path, owner, pattern)
     for path in documents:
-        _cut_document(plan, path, pattern)
-
-
-def write_pattern(names: Collection[str]) -> re.Pattern[str]:
-    """A pattern that finds names in prose. A name that could be an ordinary word counts only in the form of code."""
-    words = sorted(names, key=lambda name: (-len(name), name))
-    ordinary = [re.escape(name) for name in words if name.isalpha() and name.islower()]
-    others = [re.escape(name) for name in words if not (name.isalpha() and name.islower())]
-    parts = [rf"\b(?:{'|'.join(others)})\b"] if others else []
-    if ordinary:
-        choice = f"(?:{'|'.join(ordinary)})"
-        parts.append(rf"[`.]{choice}\b|\b{choice}[`(]")
-    return re.compile("|".join(parts))
+        for first, last in _find_parts(plan.lines_of(path), 1, len(plan.lines_of(path)), pattern):
+            if not plan.is_changed(path, first):
+                plan.replace(path, first, _end_section(plan.lines_of(path), first, last))
 
 
 def _cut_docstring(
     plan: LinePlan, path: str, owner: Defined | ast.Module, pattern: re.Pattern[str]
 ) -> None:
-    """Removes paragraphs of a docstring, or the whole one if its summary mentions a name."""
-    text = owner.body[0] if owner.body else None
-    if not (isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)):
-        return
-    first, last = text.lineno, text.end_lineno or text.lineno
-    on_own_lines = isinstance(owner, ast.Module) or first > owner.lineno
-    if not isinstance(text.value.value, str) or not on_own_lines:
-        return
-    if any(plan.is_changed(path, number) for number in range(first, last + 1)):
-        return  # its definition is removed
-    lines = plan.lines_of(path)
-    for start, end in _find_paragraphs(lines, first, last):
-        if not any(map(pattern.search, lines[start - 1 : end])):
-            continue
-        if start == first and len(owner.body) > 1:
-            plan.replace(path, first, last)
+    """Removes parts of a docstring, or the whole one if its summary mentions a name."""
+    match owner.body:
+        case [ast.Expr(value=ast.Constant(value=str())) as text, *rest]:
+            first, last = text.lineno, text.end_lineno or text.lineno
+        case _:
             return
-        for begin, stop in _find_parts(lines, start, end, pattern):
-            if stop < last:
-                plan.replace(path, begin, stop)
-            elif begin > first and (closing := _CLOSING.search(lines[last - 1])):
-                indent = len(lines[last - 1]) - len(lines[last - 1].lstrip())
-                plan.replace(path, begin, last, (" " * indent + closing[1],))
-
-
-def _cut_document(plan: LinePlan, path: str, pattern: re.Pattern[str]) -> None:
-    """Removes sections with a heading that mentions a name, and other paragraphs that do."""
-    lines = plan.lines_of(path)
-    marks = {number: _mark_of(lines, number) for number in range(1, len(lines) + 1)}
-    seen: list[str] = []
-    until = 0  # last line of a removed section
-    for number, mark in marks.items():
-        if mark and mark not in seen:
-            seen.append(mark)
-        if not mark or number <= until or not pattern.search(lines[number - 1]):
-            continue
-        above = seen[: seen.index(mark) + 1]
-        ends = [other for other in marks if other > number and marks[other] in above]
-        until = (ends[0] if ends else len(lines) + 1) - 1
-        plan.replace(path, number, until)
-    for start, end in _find_paragraphs(lines, 1, len(lines)):
-        for begin, stop in _find_parts(lines, start, end, pattern):
-            if not plan.is_changed(path, begin):
-                plan.replace(path, begin, stop)
-
-
-def _mark_of(lines: Sequence[str], number: int) -> str:
-    """The form of a heading: its signs in Markdown, the character of its underline elsewhere. Empty: no heading."""
-    line = lines[number - 1]
-    if line.startswith("#"):
-        return line[: len(line) - len(line.lstrip("#"))]
-    below = _UNDERLINE.match(lines[number]) if number < len(lines) else None
-    return below[1] if below and line.strip() else ""
-
-
-def _find_paragraphs(lines: Sequence[str], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """First and last line of each run of lines that are not blank."""
-    start = 0
-    for number in range(first, last + 2):
-        is_text = number <= last and bool(lines[number - 1].strip())
-        if is_text and not start:
-            start = number
-        elif not is_text and start:
-            yield start, number - 1
-            start = 0
+    is_shared = not isinstance(owner, ast.Module) and first == owner.lineno
+    if is_shared or any(plan.is_changed(path, number) for number in range(first, last + 1)):
+        return  # a definition on one line, or a removed one
+    for begin, end in _find_parts(plan.lines_of(path), first, last, pattern):
+        if begin == first:
+            if rest:
+                plan.replace(path, first, last)
+            return
+        closing = _CLOSING.match(plan.lines_of(path)[last - 1]) if end == last else None
+        plan.replace(path, begin, end, ("".join(closing.groups()),) if closing else ())
 
 
 def _find_parts(
-    lines: Sequence[str], start: int, end: int, pattern: re.Pattern[str]
+    lines: Sequence[str], first: int, last: int, pattern: re.Pattern[str]
 ) -> Iterator[tuple[int, int]]:
-    """Parts of a paragraph that mention a name: items of a list, or the whole paragraph."""
-    numbers = range(start, end + 1)
-    items = [number for number in numbers if _ITEM.match(lines[number - 1])]
-    begins = sorted({start, *items})
-    for begin, after in zip(begins, [*begins[1:], end + 1], strict=True):
+    """First and last line of each paragraph, list item or table row that mentions a name."""
+    begins = [
+        number
+        for number in range(first, last + 1)
+        if number == first or not lines[number - 2].strip() or _ITEM.match(lines[number - 1])
+    ]
+    for begin, after in zip(begins, [*begins[1:], last + 1], strict=True):
         if any(map(pattern.search, lines[begin - 1 : after - 1])):
             yield begin, after - 1
+
+
+def _end_section(lines: Sequence[str], first: int, last: int) -> int:
+    """Last line of the Markdown section that begins at a line, or `last` if no heading is there."""
+    sign = lines[first - 1].partition(" ")[0]
+    if sign.strip("#"):
+        return last
+    for number in range(first + 1, len(lines) + 1):
+        other = lines[number - 1].partition(" ")[0]
+        if other and not other.strip("#") and len(other) <= len(sign):
+            return number - 1
+    return len(lines)

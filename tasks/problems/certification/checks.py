@@ -199,7 +199,7 @@ class TestedChecks:
             for hack in hacks
             if has_target(hack, problem, repository, known)
         }
-        partial = dict(repair_all_but_one(problem, repository))
+        partial = repair_all_but_one(problem, repository)
         for name, files in {**edits, **partial, **stub_fixes(problem, repository)}.items():
             checked.note_hack(name, await self._find_defence(problem, files))
 
@@ -208,15 +208,15 @@ class TestedChecks:
         return await find_defence(problem, files, self.server, self.trials, limit)
 
 
-def repair_all_but_one(
-    problem: Problem, repository: PreparedRepository
-) -> Iterator[tuple[str, Files]]:
+def repair_all_but_one(problem: Problem, repository: PreparedRepository) -> dict[str, Files]:
     """Repairs that leave one of several places with one cause broken, by name."""
-    for number, edit in enumerate(problem.edits if problem.kind == Kind.MULTI_PLACE else (), 1):
-        left = problem.model_copy(update={"edits": (edit,), "cut_tests": ()})
-        files = left.break_files(repository.files)
-        original = {path: repository.files[path] for path in problem.break_files(repository.files)}
-        yield f"partial: place {number} is left", {**original, **files}
+    original = {path: repository.files[path] for path in problem.break_files(repository.files)}
+    edits = problem.edits if problem.kind == Kind.MULTI_PLACE else ()
+    return {
+        f"partial: {edit.path}:{edit.line_number} is left": original
+        | problem.model_copy(update={"edits": (edit,), "cut_tests": ()}).break_files(original)
+        for edit in edits
+    }
 
 
 @dataclass

@@ -202,27 +202,25 @@ async def _order_by_place(
     """Failing tests, first one for each place that fails if only this place is broken. Empty: a place has none, so that
     a repair of the others would pass.
     """
-    tests = under_test.baseline.tests
-    ordered: dict[int, None] = {}
+    tests, server = under_test.baseline.tests, under_test.server
+    names, first = [tests[position] for position in failing], list[int]()
     for edit in candidate.edits:
         alone = candidate.model_copy(update={"edits": (edit,)})
-        files = alone.broken_files(under_test.server.repository.files)
-        report = await under_test.server.run(
-            files, [tests[p] for p in failing], under_test.rules.time_limit_seconds
-        )
-        noticing = [p for p in failing if tests[p] not in report.passed_ids]
+        files = alone.broken_files(server.repository.files)
+        report = await server.run(files, names, under_test.rules.time_limit_seconds)
+        noticing = [position for position in failing if tests[position] not in report.passed_ids]
         if not noticing:
             return []
-        ordered.setdefault(noticing[0])
-    return [*ordered, *(position for position in failing if position not in ordered)]
+        first.append(noticing[0])
+    return list(dict.fromkeys((*first, *failing)))
 
 
 async def _run_others(
     files: dict[str, bytes], covering: Sequence[int], under_test: RepositoryUnderTest
 ) -> ProofOutcome | None:
     """BREAKS_OTHERS if a stable test that calls no changed function fails."""
-    known = frozenset(covering)
-    others = [test for n, test in enumerate(under_test.baseline.tests) if n not in known]
+    known, tests = frozenset(covering), under_test.baseline.tests
+    others = [test for position, test in enumerate(tests) if position not in known]
     limit_seconds = _SUITE_LIMITS * under_test.rules.time_limit_seconds
     report = await under_test.server.run(files, others, limit_seconds)
     return None if report.passed_ids.issuperset(others) else ProofOutcome.BREAKS_OTHERS

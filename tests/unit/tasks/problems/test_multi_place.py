@@ -92,10 +92,11 @@ def test_a_key_is_renamed_where_it_is_written_and_not_where_it_is_read() -> None
     assert ("self.items = []", "self.item = []") in texts_of("renamed_attribute")[0]
 
 
-def test_parameters_are_swapped_in_the_definition_and_some_calls() -> None:
-    (changes,) = texts_of("swapped_parameters")
+def test_parameters_are_swapped_in_the_definition_and_its_calls() -> None:
+    (changes,) = texts_of("swapped_arguments")
     assert ("def describe(limit, seconds):", "def describe(seconds, limit):") in changes
-    assert len(changes) == 2  # one of two calls
+    assert ("return describe(number, 86400)", "return describe(86400, number)") in changes
+    assert len(changes) == 3
 
 
 def test_bugs_over_several_files_come_first_and_the_seed_draws_the_order() -> None:

@@ -109,9 +109,3 @@ def test_terse_prompts_keep_to_their_limit(kind: Kind, limit: int) -> None:
         for seed in range(8)
     ]
     assert max(lengths) <= limit
-
-
-def test_a_wording_without_names_is_open_for_every_kind() -> None:
-    made = candidate("first", Kind.DELETED_FEATURE)
-    assert is_ambiguous(made, PromptLevel.VAGUE, SYMBOLS, has_names=False)
-    assert not is_ambiguous(made, PromptLevel.TERSE, SYMBOLS, has_names=False)
