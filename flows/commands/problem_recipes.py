@@ -45,12 +45,12 @@ def write_recipe(
     extends: str,
     problems: int,
     commits: int,
-    split: str | None = None,
+    split: Split | None = None,
 ) -> Path:
     """Writes a recipe for the repository at `place` to the current folder, unless that would replace an edited one."""
     say(f"reading {place}")
     described = describe_source(place, name, settings.cache_directory / "archives", commits)
-    source = described.repository.model_copy(update={"split": split and Split(split)})
+    source = described.repository.model_copy(update={"split": split})
     described = described.model_copy(update={"repository": source})
     say(f"  code: {', '.join(source.package_paths)}; tests: {', '.join(source.test_paths)}")
     say(f"  also used: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from ostinato.flows.commands.answers import CommandResult, answering, launch_flow
@@ -47,11 +46,10 @@ def problems_from(
         str, typer.Option(help="recipe to take all other settings from")
     ] = "problems_16",
     split: Annotated[
-        str | None,
+        Split | None,
         typer.Option(
             help="split that gets all problems: of every kind of the recipe, by its quotas; when absent, mutations "
-            "are divided among the splits",
-            click_type=click.Choice([split.value for split in Split]),
+            "are divided among the splits"
         ),
     ] = None,
     clones: Annotated[

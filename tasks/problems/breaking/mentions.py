@@ -1,5 +1,4 @@
-"""Removes documentation of removed names: paragraphs and list items of docstrings and text files,
-and sections of Markdown."""
+"""Removes documentation of removed names: paragraphs and items of docstrings and text files, and sections of Markdown."""
 
 import ast
 import re

@@ -139,8 +139,11 @@ def _is_own(part: ast.AST) -> bool:
                 return True
             case _:
                 pass
-    is_name = isinstance(part, ast.Name) and len(part.id) > _LEAST_NUMBER
-    return is_name and not hasattr(builtins, part.id)
+    return (
+        isinstance(part, ast.Name)
+        and len(part.id) > _LEAST_NUMBER
+        and not hasattr(builtins, part.id)
+    )
 
 
 def _swap_parameters(function: ast.FunctionDef) -> Iterator[Change]:

@@ -31,7 +31,7 @@ def test_a_split_gives_the_repository_every_kind_of_the_recipe(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     settings = Settings(home=tmp_path / "home")
     place = str(open_repository(WORDKIT).directory)
-    written = write_recipe(settings, place, "words", "problems_large", 20, 0, "train")
+    written = write_recipe(settings, place, "words", "problems_large", 20, 0, Split.TRAIN)
     problems = load_recipe(str(written)).problems
     (source,) = problems.repositories
     assert source.split is Split.TRAIN
