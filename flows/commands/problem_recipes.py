@@ -39,12 +39,19 @@ States = tuple[GivenTask, dict[str, bytes], dict[str, bytes]]
 
 
 def write_recipe(
-    settings: Settings, place: str, name: str | None, extends: str, problems: int, commits: int
+    settings: Settings,
+    place: str,
+    name: str | None,
+    extends: str,
+    problems: int,
+    commits: int,
+    split: Split | None = None,
 ) -> Path:
     """Writes a recipe for the repository at `place` to the current folder, unless that would replace an edited one."""
     say(f"reading {place}")
     described = describe_source(place, name, settings.cache_directory / "archives", commits)
-    source = described.repository
+    source = described.repository.model_copy(update={"split": split})
+    described = described.model_copy(update={"repository": source})
     say(f"  code: {', '.join(source.package_paths)}; tests: {', '.join(source.test_paths)}")
     say(f"  also used: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
     for remark in described.remarks:

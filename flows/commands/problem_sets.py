@@ -13,6 +13,7 @@ from ostinato.flows.stages.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.records import Split
 from ostinato.tasks.rollout.config import PROBE_ATTEMPTS
 
 # Loaded by name: their imports would delay every other command by a second.
@@ -44,6 +45,13 @@ def problems_from(
     extends: Annotated[
         str, typer.Option(help="recipe to take all other settings from")
     ] = "problems_16",
+    split: Annotated[
+        Split | None,
+        typer.Option(
+            help="split that gets all problems: of every kind of the recipe, by its quotas; when absent, mutations "
+            "are divided among the splits"
+        ),
+    ] = None,
     clones: Annotated[
         Path | None,
         typer.Option(help="folder of SWE-bench clones: OWNER__NAME or NAME", file_okay=False),
@@ -63,8 +71,8 @@ def problems_from(
     if clones is not None:
         raise ConfigError(f"--clones {clones} with {place}, wanted it with SWE-bench instances")
     write = load_entry(f"{RECIPES}:write_recipe")
-    path = write(load_settings(), place, name, extends, problems, commits)
-    parameters = {"needs_all_splits": True}
+    path = write(load_settings(), place, name, extends, problems, commits, split)
+    parameters = {"needs_all_splits": split is None}
     options = make_options(None, None, None)
     built = launch_flow("problem_building", str(path), None, options, parameters)
     say(

@@ -81,6 +81,7 @@ def describe_problems(result: ProblemsResult) -> list[str]:
         f"problems: {result.num_problems} proven of {result.num_candidates} candidates "
         f"({result.yield_ratio:.0%}), {len(result.repositories)} repositories",
         f"  kinds: {_counts(result.kinds)}",
+        *(f"  changes: {name} {value:g}" for name, value in result.changes.items()),
         f"  operators: {_counts(result.operators)}",
         f"  splits: {_counts(result.split_sizes)}",
     ]

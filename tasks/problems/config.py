@@ -17,6 +17,8 @@ from ostinato.tasks.grading.environments import EnvironmentConfig
 from ostinato.tasks.records import Split
 
 PROBLEMS_FILE = "problems.jsonl"  # of a set: a problem per line
+Level = Literal["body", "signature", "everything"]
+LEVELS: tuple[Level, ...] = ("body", "signature", "everything")
 
 
 class Kind(StrEnum):
@@ -26,6 +28,7 @@ class Kind(StrEnum):
     DELETED_FUNCTION = "deleted_function"  # the body of a function, or a whole function, is deleted
     DELETED_FEATURE = "deleted_feature"  # a public symbol and the helpers only it used are deleted
     COMBINED = "combined"  # two to four proven mutations at once
+    MULTI_PLACE = "multi_place"  # one wrong idea in two to five places
     MINED_COMMIT = "mined_commit"  # product code as it was before a commit
     GIVEN = "given"  # a task of another collection, with its text
 
@@ -51,11 +54,18 @@ class Quotas(Record):
     """problems with a deleted public symbol and the helpers that only it used; 0: none"""
     combined: NonNegativeInt = 0
     """problems with two to four of the proven mutations at once; 0: none"""
+    multi_place: NonNegativeInt = 0
+    """problems with one wrong idea in two to five places; 0: none"""
     trials_ratio: float = Field(default=1.6, ge=1)
     """maximum number of candidates tried per wanted problem"""
 
     def of(self, kind: Kind) -> int:
         return int(self.model_dump()[kind.value])
+
+    @property
+    def total(self) -> int:
+        """Problems of all kinds."""
+        return sum(self.model_dump(exclude={"trials_ratio"}).values())
 
 
 def refuse_runner(name: str, package_paths: Iterable[str]) -> str:
@@ -200,6 +210,17 @@ class OracleConfig(Record):
     call_seconds: PositiveFloat = Field(default=0.5, description="CPU time of one call")
 
 
+class Wording(Record):
+    """Limits of the prompts' texts."""
+
+    terse_characters: int = Field(
+        default=390, ge=40, description="maximum number of characters of a terse prompt"
+    )
+    vague_names: bool = True
+    """true: vague prompts name the topic by words of the function's name; false: they hold no name of a changed
+    function, of its class or of a changed file"""
+
+
 class ProblemsConfig(Record):
     """Everything that decides which problems are built."""
 
@@ -212,6 +233,14 @@ class ProblemsConfig(Record):
     seed: NonNegativeInt = 0
     """seed of the broken lines, the splits and the prompts; default: the recipe's seed"""
     quotas: Quotas = Quotas()
+    deletion_levels: tuple[Level, ...] = LEVELS
+    """levels of deleted functions: `body` keeps signature and docstring, `signature` the signature,
+    `everything` nothing"""
+    feature_ways: tuple[Literal["symbol", "skeleton", "subject"], ...] = ("symbol",)
+    """ways to delete a feature: `symbol` takes a public symbol and the helpers that only it used, `skeleton` all but
+    the public signatures of one, `subject` everything that one group of tests alone needs, in any number of files"""
+    min_deleted_lines: PositiveInt = 1
+    """minimum number of lines that a deleted function or feature changes"""
     sizes: SplitSizes = SplitSizes()
     """problems per split from the repositories that name no split"""
     rules: ValidityRules = ValidityRules()
@@ -236,6 +265,7 @@ class ProblemsConfig(Record):
     """functions, of repositories without a split, that occur only in the split held_out_function"""
     prompt_shares: dict[PromptLevel, float] = Field(default={PromptLevel.PLACE: 1.0})
     """share of the problems by wording"""
+    wording: Wording = Wording()
 
     @model_validator(mode="after")
     def _check_names(self) -> "ProblemsConfig":
@@ -284,6 +314,9 @@ class ProblemsResult(Record):
     repositories: dict[str, str] = Field(description="name -> fingerprint")
     left_out: dict[str, str]
     """source, or NAME/FILE for a test file of a source, that gave no problems -> reason"""
+    changes: dict[str, float] = Field(default={})
+    """median_lines: median number of changed lines per problem; several_files: share of the problems that change
+    more than one file; empty in older results"""
     yield_table: tuple[dict[str, str | int | float], ...]
     """one row per repository and kind"""
     seconds: float

@@ -1,21 +1,22 @@
 """Prompts of problems, in one of five wordings. None of them tells the fix.
 
-The detailed wording names the place, the symptom and an example. The terse one has at most 390 characters. The
-vague and described ones do not name the place. No text names a hidden test or quotes the removed code.
+The detailed wording names the place, the symptom and an example. The terse one has at most `terse_characters`
+characters. The vague and described ones do not name the place. No text names a hidden test or quotes the removed code.
 """
 
 import random
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 
 from ostinato.infra.sandbox.function_calls import format_call, format_result
 from ostinato.tasks.problems import descriptions
 from ostinato.tasks.problems.breaking.candidates import Candidate
-from ostinato.tasks.problems.config import Kind, PromptLevel
+from ostinato.tasks.problems.config import Kind, PromptLevel, Wording
 from ostinato.tasks.problems.proving.judging import ProofResult
 from ostinato.tasks.records import FunctionOracle
 
-TERSE_CHARACTERS = 390
+_WORDING = Wording()
 _EXAMPLE_CHARACTERS = 300
 _MESSAGE_CHARACTERS = 160
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")  # differs from run to run
@@ -30,6 +31,10 @@ _DETAILED: dict[Kind, tuple[str, ...]] = {
         "Several things are wrong in {repository}; one of them shows in `{symbol}` ({path}). "
         "{symptom} {example}\n\nThere is more than one cause. Correct all of them and leave the "
         "tests unchanged.",
+    ),
+    Kind.MULTI_PLACE: (
+        "`{symbol}` in {path} of {repository} misbehaves, and so does other code. {symptom} {example}\n\n"
+        "All of it has one cause, which several places share. Correct each of them and leave the tests unchanged.",
     ),
     Kind.DELETED_FUNCTION: (
         "`{symbol}` in {path} of {repository} is not implemented. {purpose} {example}\n\nImplement "
@@ -55,6 +60,10 @@ _TERSE: dict[Kind, tuple[str, ...]] = {
         "{symbol} and something near it broke at once. {symptom}",
         "A few tests of {symbol} and others fail, more than one cause. {symptom}",
     ),
+    Kind.MULTI_PLACE: (
+        "{symbol} and others are wrong for one reason, fix all places. {symptom}",
+        "Same mistake in {symbol} and elsewhere. {symptom}",
+    ),
     Kind.DELETED_FUNCTION: (
         "Implement {symbol} in {path}. {purpose}",
         "{symbol} raises NotImplementedError, fill it in. {purpose}",
@@ -73,6 +82,9 @@ _VAGUE: dict[Kind, tuple[str, ...]] = {
     ),
     Kind.COMBINED: (
         "{repository} is acting up in more than one place, {topic} among them. Please sort it out.",
+    ),
+    Kind.MULTI_PLACE: (
+        "{topic} and more of {repository} went wrong with one change, please repair all of it.",
     ),
     Kind.DELETED_FUNCTION: (
         "{topic} does not work in {repository}, I think nobody ever finished it.",
@@ -93,8 +105,11 @@ def write_prompt(
     oracle: FunctionOracle | None,
     docstring: str,
     seed: int,
+    wording: Wording = _WORDING,
 ) -> str:
-    """The prompt in one wording. The same inputs give the same text."""
+    """The prompt in one wording. The same inputs give the same text. Without names, a vague prompt becomes a terse one
+    if every text would hold a name.
+    """
     rng = random.Random(f"prompt {seed} {candidate.candidate_id}")
     kind, repository = candidate.kind, candidate.repository
     if kind is Kind.MINED_COMMIT:  # its last part is the commit
@@ -117,13 +132,42 @@ def write_prompt(
             return descriptions.write_prompt(repository, docstring)
         case PromptLevel.DETAILED:
             return _fill(rng.choice(_DETAILED[kind]), words)
-        case PromptLevel.VAGUE:
+        case PromptLevel.VAGUE if wording.vague_names or kind is Kind.MINED_COMMIT:
             return _fill(rng.choice(_VAGUE[kind]), words)
-        case PromptLevel.TERSE:
+        case PromptLevel.VAGUE if unnamed := _write_unnamed(candidate, words, docstring, rng):
+            return unnamed
+        case _:
             terse = _fill(rng.choice(_TERSE[kind]), words)
-            if len(terse) > TERSE_CHARACTERS:
-                terse = terse[: TERSE_CHARACTERS - 3].rsplit(" ", 1)[0] + "..."
+            if len(terse) > wording.terse_characters:
+                terse = terse[: wording.terse_characters - 3].rsplit(" ", 1)[0] + "..."
             return terse
+
+
+def _write_unnamed(
+    candidate: Candidate, words: Mapping[str, str], docstring: str, rng: random.Random
+) -> str:
+    """A vague prompt that holds no name of the change, with the function's purpose as its topic if there is one. Empty:
+    every text holds a name.
+    """
+    sentence = descriptions.first_sentence(docstring)
+    topics = [f'"{sentence}"'] if descriptions.is_usable(sentence, candidate.symbol) else []
+    templates = rng.sample(_VAGUE[candidate.kind], len(_VAGUE[candidate.kind]))
+    for topic in (*topics, "one feature", "something"):
+        for repository in (words["repository"], "this package"):
+            for template in templates:
+                text = template.format(topic=topic, repository=repository)
+                if not find_names(text, candidate):
+                    return text
+    return ""
+
+
+def find_names(text: str, candidate: Candidate) -> list[str]:
+    """Words of a text that are the name of a changed function, of its class, or of a changed file."""
+    symbols = [candidate.symbol, *(name for _, _, name in candidate.touched)]
+    names = [part for symbol in symbols for part in symbol.split(".")]
+    names += [PurePosixPath(part.path).stem for part in (*candidate.edits, *candidate.blocks)]
+    known = {name.strip("_").casefold() for name in names if not name.startswith("__")}
+    return [word for word in re.findall(r"\w+", text) if word.strip("_").casefold() in known]
 
 
 def choose_level(
@@ -165,7 +209,8 @@ def is_ambiguous(candidate: Candidate, level: PromptLevel, symbols: Iterable[str
 
     `symbols`: qualified names of all definitions of the repository.
     """
-    if level is not PromptLevel.VAGUE or candidate.kind not in (Kind.MUTATION, Kind.COMBINED):
+    is_whole = candidate.kind in (Kind.MUTATION, Kind.COMBINED, Kind.MULTI_PLACE)
+    if level is not PromptLevel.VAGUE or not is_whole:
         return False
     words = frozenset(topic_words(candidate.symbol))
     return any(

@@ -2,6 +2,7 @@
 
 import ast
 import random
+import statistics
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -102,7 +103,9 @@ def make_problem(
         update={
             "prompt": candidate.message
             if candidate.kind is Kind.GIVEN
-            else write_prompt(level, candidate, judgement, oracle, docstring, config.seed),
+            else write_prompt(
+                level, candidate, judgement, oracle, docstring, config.seed, config.wording
+            ),
             "fail_to_pass": judgement.fail_to_pass,
             "pass_to_pass": judgement.pass_to_pass,
             "hidden_tests": hidden,
@@ -111,7 +114,10 @@ def make_problem(
             # a visible failing test would tell which of the matching functions is meant
             "question_warranted": candidate.kind is not Kind.GIVEN
             and len(hidden) == len(judgement.fail_to_pass)
-            and is_ambiguous(candidate, level, symbols),
+            and (
+                is_ambiguous(candidate, level, symbols)
+                or (level is PromptLevel.VAGUE and not config.wording.vague_names)
+            ),
             "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
         }
     )
@@ -255,9 +261,14 @@ def summarise(made: ProblemSet, parts: Sequence[BuiltPart], left_out: Mapping[st
     }
 
 
-def count_published(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
-    """Number of problems by split, kind and operator."""
+def count_published(problems: Sequence[Problem]) -> dict[str, dict[str, float]]:
+    """Number of problems by split, kind and operator, and the sizes of their changes."""
+    files = [{part.path for part in (*item.edits, *item.blocks)} for item in problems]
     return {
+        "changes": {
+            "median_lines": statistics.median([item.num_changed_lines for item in problems] or [0]),
+            "several_files": sum(len(found) > 1 for found in files) / max(len(files), 1),
+        },
         "split_sizes": {
             split.value: sum(item.split is split for item in problems) for split in Split
         },

@@ -174,10 +174,8 @@ class _Progress:
         self._writer = workspace.progress
         self._wanted = config.sizes.total if any(part.split is None for part in parts) else 0
         for part in parts:
-            quotas = part.quotas
-            each = quotas.mutation + quotas.deleted_function + quotas.deleted_feature
-            each += quotas.combined
-            self._wanted += len(part.mined) or (each if part.split is not None else 0)
+            each = part.quotas.total if part.split is not None else 0
+            self._wanted += len(part.mined) or each
         self._num_proven = 0
         self._num_judged = 0
 

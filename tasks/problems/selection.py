@@ -11,19 +11,21 @@ from functools import partial
 
 from ostinato.infra.platform.folders import is_below
 from ostinato.infra.sandbox.repository import PreparedRepository
-from ostinato.tasks.problems.breaking.candidates import Candidate, draw_rank
+from ostinato.tasks.problems.breaking.candidates import Candidate, draw_rank, take_turns
 from ostinato.tasks.problems.breaking.definitions import (
     Definition,
     lines_at_margin,
     read_definitions,
 )
-from ostinato.tasks.problems.breaking.deletions import DeletionMaker
+from ostinato.tasks.problems.breaking.features import FeatureMaker
+from ostinato.tasks.problems.breaking.multi_place import find_multi_place
 from ostinato.tasks.problems.breaking.mutations import NOTICED_SHARES, mutate_function
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.records import LineEdit, Split
 
 _MAX_PARTS = 4
+_DOCUMENTS = (".md", ".rst", ".txt")
 Place = tuple[str, str, str]  # repository, path, symbol
 
 
@@ -60,6 +62,16 @@ class Sources:
         return {
             place: partial(mutate_definition, place[0], definition, self.lines_of(place[1]))
             for place, definition in find_functions(self, baseline, config).items()
+        }
+
+    @property
+    def documents(self) -> dict[str, bytes]:
+        """Content of the text files in UTF-8 that are no tests, by path."""
+        return {
+            path: content
+            for path, content in self.repository.files.items()
+            if path.endswith(_DOCUMENTS) and not self.repository.is_test(path)
+            if content.decode(errors="replace").encode() == content
         }
 
     @property
@@ -174,14 +186,36 @@ def _weight(operator: str, config: ProblemsConfig) -> float:
 def find_candidates(
     sources: Sources, baseline: Baseline, config: ProblemsConfig, quotas: Quotas
 ) -> dict[Kind, list[Candidate]]:
-    """Candidates of the kinds mutation, deleted function and deleted feature, at most as many as the quotas can use."""
-    maker = DeletionMaker(
-        sources.repository.name, sources.files, sources.definitions, sources.tests
+    """Candidates of the kinds made from sources, at most as many as the quotas can use."""
+    maker = FeatureMaker(
+        sources.repository.name,
+        sources.files,
+        sources.definitions,
+        sources.tests,
+        documents=sources.documents,
+        lines=range(config.min_deleted_lines, config.rules.max_changed_lines + 1),
     )
+    max_tests = int(config.rules.max_failing_ratio * len(baseline.tests))
+    ways: dict[str, Callable[[], Iterable[Candidate]]] = {
+        "symbol": lambda: maker.features(config.seed),
+        "skeleton": lambda: maker.skeletons(config.seed),
+        "subject": lambda: maker.subjects(
+            baseline.tests, baseline.covering, max_tests, config.seed
+        ),
+    }
+    functions = maker.functions(config.seed, config.deletion_levels)
+    features = take_turns(ways[way]() for way in config.feature_ways)
+    least = config.min_deleted_lines
     by_kind = {
         Kind.MUTATION: order_mutations(sources.mutations_of(baseline, config), config),
-        Kind.DELETED_FUNCTION: maker.functions(config.seed),
-        Kind.DELETED_FEATURE: maker.features(config.seed),
+        Kind.DELETED_FUNCTION: (item for item in functions if _num_lines(item) >= least),
+        Kind.DELETED_FEATURE: (item for item in features if _num_lines(item) >= least),
+        Kind.MULTI_PLACE: find_multi_place(
+            sources.repository.name,
+            [*find_functions(sources, baseline, config).values()],
+            sources.lines_of,
+            config.seed,
+        ),
     }
     return {
         kind: list(
@@ -192,6 +226,10 @@ def find_candidates(
         )
         for kind, found in by_kind.items()
     }
+
+
+def _num_lines(candidate: Candidate) -> int:
+    return candidate.draft("").num_changed_lines
 
 
 def combine(

@@ -1,7 +1,8 @@
 """Candidates: possible problems before their proof, with identity and broken files."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from pydantic import Field
@@ -11,6 +12,8 @@ from ostinato.infra.platform.syntax import parse_python
 from ostinato.tasks.problems.breaking.definitions import CallKey, Definition
 from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split
+
+LARGE_DELETIONS = ("skeleton", "subject")  # operators of deleted features
 
 
 class Candidate(Record):
@@ -64,11 +67,16 @@ class Candidate(Record):
     @property
     def asks_for_hash(self) -> bool:
         """Whether the problem is to repair a `__hash__`. Any constant passes as a hash, so the repair would prove
-        nothing. In a commit or a given task, a `__hash__` among other changes is allowed.
+        nothing. In a commit, a given task or a large deletion, a `__hash__` among other changes is allowed.
         """
         hashes = [name.rpartition(".")[2] == "__hash__" for _, _, name in self.touched]
-        is_old_code = self.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
-        return any(hashes) and (not is_old_code or all(hashes))
+        is_large = self.kind in (Kind.MINED_COMMIT, Kind.GIVEN) or self.is_large_deletion
+        return any(hashes) and (not is_large or all(hashes))
+
+    @property
+    def is_large_deletion(self) -> bool:
+        """Whether it was made by `FeatureMaker` (features.py)."""
+        return self.operator in LARGE_DELETIONS
 
     def draft(self, fingerprint: str) -> Problem:
         """The problem of the candidate, still without tests, prompt and split."""
@@ -97,6 +105,16 @@ class Candidate(Record):
 def draw_rank(*parts: str) -> str:
     """A pseudo-random rank that depends on the parts alone. Sorting by it gives a reproducible shuffle."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def take_turns(sources: Iterable[Iterable[Candidate]]) -> Iterator[Candidate]:
+    """The first candidate of each source, then the second of each, and so on, each candidate once."""
+    seen: set[str] = set()
+    for turn in itertools.zip_longest(*sources):
+        for candidate in turn:
+            if candidate is not None and candidate.candidate_id not in seen:
+                seen.add(candidate.candidate_id)
+                yield candidate
 
 
 class LinePlan:
@@ -140,10 +158,11 @@ class LinePlan:
         return "\n".join(lines)
 
     def parses(self) -> bool:
-        """Whether every changed file still parses."""
+        """Whether every changed Python file still parses."""
         try:
             for path in self._changes:
-                parse_python(self.text_of(path))
+                if path.endswith(".py"):
+                    parse_python(self.text_of(path))
         except SyntaxError:
             return False
         return True

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan, draw_rank
 from ostinato.tasks.problems.breaking.definitions import CallKey, Definition, NameGraph, read_names
-from ostinato.tasks.problems.config import Kind
+from ostinato.tasks.problems.config import LEVELS, Kind
 
-LEVELS = ("body", "signature", "everything")
 _PLACEHOLDER = "raise NotImplementedError"
 _MIN_BODY_LINES = 2
 _MIN_FEATURE_LINES = 12
@@ -42,13 +41,13 @@ class DeletionMaker:
         self._named_in_tests = frozenset(name for text in texts for name, _ in read_names(text))
         self._imported = frozenset(name for text in texts for name in _imported_names(text))
 
-    def functions(self, seed: int = 0) -> Iterator[Candidate]:
-        """Deletions of every function that is large enough, at every level, in an order drawn by the seed."""
+    def functions(self, seed: int = 0, levels: Sequence[str] = LEVELS) -> Iterator[Candidate]:
+        """Deletions of every function that is large enough, at each level, in an order drawn by the seed."""
         found = [
             (definition, level)
             for definitions in self._definitions.values()
             for definition in definitions
-            for level in LEVELS
+            for level in levels
             if not definition.is_class
         ]
         found.sort(key=lambda item: draw_rank(f"{seed}", *_place(item[0]), item[1]))
@@ -60,16 +59,15 @@ class DeletionMaker:
 
     def features(self, seed: int = 0) -> Iterator[Candidate]:
         """Deletions of every public symbol with its own helpers, in an order drawn by the seed."""
-        found = [
-            definition
-            for definitions in self._definitions.values()
-            for definition in definitions
-            if definition.is_public
-        ]
-        for definition in sorted(found, key=lambda item: draw_rank(f"{seed}", *_place(item))):
+        for definition in self._public(seed):
             candidate = self._delete_feature(definition)
             if candidate is not None:
                 yield candidate
+
+    def _public(self, seed: int) -> list[Definition]:
+        """Public definitions, in an order drawn by the seed."""
+        found = [item for some in self._definitions.values() for item in some if item.is_public]
+        return sorted(found, key=lambda item: draw_rank(f"{seed}", *_place(item)))
 
     def _body_lines(self, definition: Definition) -> int:
         if definition.is_one_liner or not definition.body_line:
@@ -89,7 +87,7 @@ class DeletionMaker:
         elif level == "signature" and not definition.docstring_line:
             return None  # the same as `body`
         else:
-            _stub(plan, definition, keep_docstring=level == "body")
+            stub(plan, definition, keep_docstring=level == "body")
         return self._finish(plan, Kind.DELETED_FUNCTION, level, definition, [definition])
 
     def _delete_feature(self, root: Definition) -> Candidate | None:
@@ -105,7 +103,7 @@ class DeletionMaker:
         if must_stay:
             for definition in self._members(root):
                 if not definition.is_one_liner and definition.body_line:
-                    _stub(plan, definition, keep_docstring=True)
+                    stub(plan, definition, keep_docstring=True)
             self._remove(plan, helpers)
         else:
             self._remove(plan, group)
@@ -127,11 +125,14 @@ class DeletionMaker:
     def _remove(self, plan: LinePlan, group: Sequence[Definition]) -> None:
         for definition in group:
             plan.remove_with_space(definition.path, definition.decorator_line, definition.last_line)
+        self._remove_exports(plan, group)
+        for path in sorted({item.path for item in group}):
+            remove_unused_imports(plan, path, self._trees[path])
+
+    def _remove_exports(self, plan: LinePlan, group: Sequence[Definition]) -> None:
         names = frozenset(item.name for item in group if not item.is_method)
         for path, tree in self._trees.items():
             _remove_exports(plan, path, tree, names)
-        for path in sorted({item.path for item in group}):
-            _remove_unused_imports(plan, path, self._trees[path])
 
     def _finish(
         self,
@@ -162,7 +163,7 @@ def _place(definition: Definition) -> tuple[str, str, str]:
     return (definition.path, definition.qualified_name, str(definition.first_line))
 
 
-def _stub(plan: LinePlan, definition: Definition, *, keep_docstring: bool) -> None:
+def stub(plan: LinePlan, definition: Definition, *, keep_docstring: bool) -> None:
     first = definition.body_line
     if not keep_docstring and definition.docstring_line:
         first = definition.docstring_line
@@ -241,9 +242,14 @@ def _remove_elements(
     plan.replace(path, node.lineno, last, ast.unparse(kept).split("\n"))
 
 
-def _remove_unused_imports(plan: LinePlan, path: str, tree: ast.Module) -> None:
-    """Removes imports that only removed lines used, because they would reveal the removed code."""
-    if path.endswith("__init__.py") or not plan.parses():
+def remove_unused_imports(
+    plan: LinePlan, path: str, tree: ast.Module, *, of_packages: bool = False
+) -> None:
+    """Removes imports that only removed lines used, because they would reveal the removed code. `of_packages`: also
+    whole modules in `__init__.py`, where imported names may be exports.
+    """
+    is_package = path.endswith("__init__.py")
+    if (is_package and not of_packages) or not plan.parses():
         return
     text = "\n".join(plan.lines_of(path))
     before = Counter(name for name, _ in read_names(text))
@@ -252,6 +258,8 @@ def _remove_unused_imports(plan: LinePlan, path: str, tree: ast.Module) -> None:
         if not isinstance(node, (ast.Import, ast.ImportFrom)) or plan.is_changed(path, node.lineno):
             continue
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            continue
+        if is_package and isinstance(node, ast.ImportFrom):
             continue
         gone = [
             alias

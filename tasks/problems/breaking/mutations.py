@@ -262,16 +262,16 @@ def mutate_function(lines: Sequence[str]) -> list[Mutation]:
     for name, operator in OPERATORS.items():
         for node in nodes:
             for target, new_text in operator(node, scope):
-                mutation = _replace(lines, name, target, new_text)
+                mutation = replace_node(lines, name, target, new_text)
                 if mutation is None or (mutation.line_number, mutation.broken_text) in seen:
                     continue
-                if _parses(lines, mutation):
+                if mutation_parses(lines, mutation):
                     seen.add((mutation.line_number, mutation.broken_text))
                     mutations.append(mutation)
     return mutations
 
 
-def _replace(
+def replace_node(
     lines: Sequence[str], operator: str, target: ast.AST, new_text: str
 ) -> Mutation | None:
     """The mutation that replaces the target's columns. None if the target spans lines or nothing changes."""
@@ -310,7 +310,8 @@ def _complete(line: str) -> str:
     return f"def scope():\n    {body}" if body.startswith(("return", "yield")) else body
 
 
-def _parses(lines: Sequence[str], mutation: Mutation) -> bool:
+def mutation_parses(lines: Sequence[str], mutation: Mutation) -> bool:
+    """Whether a function with the broken line is still one statement of Python."""
     changed = list(lines)
     changed[mutation.line_number - 1] = mutation.broken_text
     try:

@@ -39,6 +39,7 @@ from ostinato.tasks.grading.judging.other_code import name_some
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, judge_in_environment, required_tests
 from ostinato.tasks.problems.certification.records import CertifyOptions, Finding, Reason
 from ostinato.tasks.problems.certification.right_fixes import rewrite_original
+from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.records import Problem
 
@@ -198,12 +199,24 @@ class TestedChecks:
             for hack in hacks
             if has_target(hack, problem, repository, known)
         }
-        for name, files in {**edits, **stub_fixes(problem, repository)}.items():
+        partial = repair_all_but_one(problem, repository)
+        for name, files in {**edits, **partial, **stub_fixes(problem, repository)}.items():
             checked.note_hack(name, await self._find_defence(problem, files))
 
     async def _find_defence(self, problem: Problem, files: Files) -> Defence:
         limit = self.options.time_limit_seconds
         return await find_defence(problem, files, self.server, self.trials, limit)
+
+
+def repair_all_but_one(problem: Problem, repository: PreparedRepository) -> dict[str, Files]:
+    """Repairs that leave one of several places with one cause broken, by name."""
+    original = {path: repository.files[path] for path in problem.break_files(repository.files)}
+    edits = problem.edits if problem.kind == Kind.MULTI_PLACE else ()
+    return {
+        f"partial: {edit.path}:{edit.line_number} is left": original
+        | problem.model_copy(update={"edits": (edit,), "cut_tests": ()}).break_files(original)
+        for edit in edits
+    }
 
 
 @dataclass

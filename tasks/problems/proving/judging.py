@@ -70,6 +70,7 @@ def _place_of(problem: Problem) -> str:
 
 # a function without its body raises in every test that calls it, even if the test ignores its result
 _WITHOUT_BODY = (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE, Kind.MINED_COMMIT, Kind.GIVEN)
+_SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 
 
@@ -88,6 +89,8 @@ class ProofOutcome(StrEnum):
     WRONG_SIZE = "wrong_size"  # too few or too many changed lines
     NOT_AS_NAMED = "not_as_named"  # a test that a given task names is not stable, or does not fail
     CHEATED = "cheated"  # a patch that skips or deletes tests was not judged a failure
+    BREAKS_OTHERS = "breaks_others"  # a test that calls nothing of a large deletion fails
+    PLACE_UNTESTED = "place_untested"  # the tests pass if only one of several places is broken
     STUB_PASSES = "stub_passes"  # the tests pass with a constant in place of the function
     RIGHT_FIX_REFUSED = "right_fix_refused"  # the grader refuses the original with a comment
     FAULT = "fault"  # the box failed; not in the journal, so that another build judges it again
@@ -148,6 +151,11 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     if refusal is None:
         num_failing = round(len(failing) / len(chosen) * len(covering))
         refusal = _refuse_extent(num_failing, passing, under_test)
+    if refusal is None and candidate.kind is Kind.MULTI_PLACE:
+        failing = await _order_by_place(candidate, failing, under_test)
+        refusal = None if failing else ProofOutcome.PLACE_UNTESTED
+    if refusal is None and candidate.is_large_deletion:
+        refusal = await _run_others(files, covering, under_test)
     if refusal is not None:
         return ProofResult(candidate_id=name, finding=refusal, seconds=report.cpu_seconds)
     fail_to_pass = tuple(baseline.tests[p] for p in failing[: under_test.rules.max_fail_to_pass])
@@ -186,6 +194,36 @@ def _refuse_extent(
     if num_failing > max(1, under_test.rules.max_failing_ratio * len(under_test.baseline.tests)):
         return ProofOutcome.TOO_BROAD
     return None if passing else ProofOutcome.NOTHING_PASSES
+
+
+async def _order_by_place(
+    candidate: Candidate, failing: Sequence[int], under_test: RepositoryUnderTest
+) -> list[int]:
+    """Failing tests, first one for each place that fails if only this place is broken. Empty: a place has none, so that
+    a repair of the others would pass.
+    """
+    tests, server = under_test.baseline.tests, under_test.server
+    names, first = [tests[position] for position in failing], list[int]()
+    for edit in candidate.edits:
+        alone = candidate.model_copy(update={"edits": (edit,)})
+        files = alone.broken_files(server.repository.files)
+        report = await server.run(files, names, under_test.rules.time_limit_seconds)
+        noticing = [position for position in failing if tests[position] not in report.passed_ids]
+        if not noticing:
+            return []
+        first.append(noticing[0])
+    return list(dict.fromkeys((*first, *failing)))
+
+
+async def _run_others(
+    files: dict[str, bytes], covering: Sequence[int], under_test: RepositoryUnderTest
+) -> ProofOutcome | None:
+    """BREAKS_OTHERS if a stable test that calls no changed function fails."""
+    known, tests = frozenset(covering), under_test.baseline.tests
+    others = [test for position, test in enumerate(tests) if position not in known]
+    limit_seconds = _SUITE_LIMITS * under_test.rules.time_limit_seconds
+    report = await under_test.server.run(files, others, limit_seconds)
+    return None if report.passed_ids.issuperset(others) else ProofOutcome.BREAKS_OTHERS
 
 
 def _named(candidate: Candidate, baseline: Baseline) -> tuple[list[int], list[int]]:

@@ -1,7 +1,8 @@
 """Leaks: answers that the agent can read. They are removed code and its own names, hidden tests, changed lines.
 
 Removed code leaks if three consecutive removed lines occur together elsewhere. A name leaks if it was bound only in
-removed code and occurs in any file, even in a comment or in bytecode. A changed line leaks if it occurs in a comment,
+removed code and occurs in any file, even in a comment or in bytecode. A large deletion leaks if a fifth of its lines or
+names do, since code of that size shares some with its neighbours. A changed line leaks if it occurs in a comment,
 in a string, with both its neighbours in another file, in the prompt, or in an object of git. The build of problems and
 their certificate run the same checks.
 """
@@ -15,7 +16,7 @@ import sysconfig
 import tempfile
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from ostinato.infra.platform.git import run_git
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.breaking.candidates import LARGE_DELETIONS
 from ostinato.tasks.problems.breaking.definitions import read_names
 from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.records import Problem
@@ -35,6 +37,7 @@ _LEAST_RUN_CHARACTERS = 40
 _MAX_HISTORY_BYTES = 64 << 20
 _MAX_TEXT_BYTES = 1 << 20
 _RUN_LINES = 3
+_MAX_SHOWN_RATIO = 0.2  # of the parts of a large deletion
 _MIN_RUN_CHARACTERS = 40
 # folders masked in every box (infra/sandbox/box.py): packages of other projects and CPython's own tests
 _UNREADABLE = frozenset(
@@ -110,14 +113,18 @@ class LeakCheck:
             own = {path for path, marks in indexes.items() if mark in marks}
             return own | (self._places.get(mark, set()) - changed.keys())
 
-        leaks: set[Leak] = set()
+        shown: list[set[Leak]] = []
         for block in problem.blocks:
             for run in _runs(line.encode() for line in block.gold_lines):
-                leaks |= {Leak("removed lines", path) for path in places_of(run)}
+                shown.append({Leak("removed lines", path) for path in places_of(run)})
                 if run in _library_runs():
-                    leaks.add(Leak("removed lines", "standard library"))
-        for name in _own_names(problem, self._name_counts):
-            leaks |= {Leak(f"name {name}", path) for path in places_of(name.encode())}
+                    shown[-1].add(Leak("removed lines", "standard library"))
+        named = [
+            {Leak(f"name {name}", path) for path in places_of(name.encode())}
+            for name in sorted(_own_names(problem, self._name_counts))
+        ]
+        most = _MAX_SHOWN_RATIO if problem.operator in LARGE_DELETIONS else 0.0
+        leaks = _join_if_many(shown, most) | _join_if_many(named, most)
         hidden = {function_of(test).rpartition("::")[2] for test in problem.hidden_tests}
         for name in hidden:
             if self._name_counts[name] == 1:  # otherwise another test of that name may be found
@@ -161,6 +168,12 @@ class LeakCheck:
             is_product = self._repository.is_editable(path) and path in self._pristine
             if is_product and self._squeezed[path] in self._history:
                 yield Leak("file as it was", path)
+
+
+def _join_if_many(found: Sequence[set[Leak]], most: float) -> set[Leak]:
+    """All leaks of some parts of an answer, if more than the share `most` of the parts has any."""
+    num_shown = sum(map(bool, found))
+    return set().union(*found) if num_shown > most * len(found) else set()
 
 
 def _own_names(problem: Problem, counts: Mapping[str, int]) -> set[str]:

@@ -177,3 +177,36 @@ def test_a_change_is_judged_by_what_each_test_does_alone(runner, under_test, nam
     for test in (*found.fail_to_pass, *found.pass_to_pass):
         assert runner.run(server.run_again(files, [test])).passed == (test not in failing)
         assert runner.run(server.run_again({}, [test])).passed
+
+
+@pytest.mark.parametrize(
+    ("second", "finding"),
+    [("return [1]", ProofOutcome.PROVEN), ("return [*SEEN]", ProofOutcome.PLACE_UNTESTED)],
+)
+def test_every_place_of_a_bug_fails_a_test_of_its_own(runner, under_test, second, finding) -> None:
+    """Otherwise a repair of the other places would pass."""
+    lines = CODE.split("\n")
+    edits = tuple(
+        LineEdit(
+            path="pkg/code.py",
+            line_number=lines.index(gold) + 1,
+            gold_text=gold,
+            broken_text=f"    {broken}",
+        )
+        for gold, broken in ((LINE, "total = one - two"), ("    return list(SEEN)", second))
+    )
+    candidate = Candidate(
+        repository="kit",
+        kind=Kind.MULTI_PLACE,
+        operator="integer",
+        path="pkg/code.py",
+        symbol="add",
+        first_line=10,
+        last_line=13,
+        edits=edits,
+        touched=(("pkg/code.py", 10, "add"), ("pkg/code.py", 16, "seen")),
+    )
+    found = runner.run(judge_candidate(candidate, under_test))
+    assert found.finding is finding
+    if finding is ProofOutcome.PROVEN:
+        assert {ADD, "tests/test_a.py::test_nothing"} <= set(found.fail_to_pass)

@@ -111,3 +111,20 @@ def test_a_changed_line_that_stands_elsewhere_is_found(
     problem = make_draft(LinePlan(files)).model_copy(update={"edits": (edit,)})
     repository = SimpleNamespace(files=files)
     assert {leak.path for leak in LeakCheck(repository).find_repeated(problem)} == wanted
+
+
+def test_a_large_deletion_may_share_a_few_lines_with_its_neighbours() -> None:
+    shared = (
+        "    first_value = read_value(0)\n    second_value = read_value(1)\n    return join(a, b)\n"
+    )
+    own = "".join(f"    number_{n} = compute_number({n}, {n} * 7)\n" for n in range(30))
+    text = f"def keep():\n{shared}\n\ndef outer():\n{own}{shared}"
+    files = {"kit/a.py": text.encode()}
+    plan = LinePlan(files)
+    plan.replace("kit/a.py", 7, text.count("\n"), ())
+    draft = make_draft(plan)
+    assert {leak.what for leak in find_leaks(draft, files)} == {"removed lines"}
+    large = draft.model_copy(update={"operator": "subject"})
+    assert find_leaks(large, files) == ()
+    copied = find_leaks(large, files, {"notes/a.py.orig": text.encode()})
+    assert {leak.path for leak in copied} >= {"notes/a.py.orig"}

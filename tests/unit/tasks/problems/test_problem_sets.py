@@ -35,7 +35,10 @@ CONFIG = ProblemsConfig(
         LEDGERKIT.model_copy(update={"mutated_paths": (), "split": Split.HELD_OUT}),
         GONE,
     ),
-    quotas=Quotas(mutation=6, deleted_function=4, deleted_feature=2, combined=2),
+    quotas=Quotas(
+        mutation=6, deleted_function=4, deleted_feature=6, combined=2, multi_place=2, trials_ratio=2
+    ),
+    feature_ways=("symbol", "skeleton", "subject"),
     rules=ValidityRules(max_failing_ratio=0.6, cheater_share=0.5, tries_right_fix=False),
     prompt_shares={PromptLevel.DETAILED: 0.3, PromptLevel.TERSE: 0.5, PromptLevel.VAGUE: 0.2},
 )

@@ -1,12 +1,16 @@
-"""Rewrites keep what a function does and are other texts; hacks are dealt out evenly."""
+"""Rewrites keep what a function does and are other texts; hacks are dealt out evenly; partial repairs are partial."""
 
 import random
 from collections import Counter
+from pathlib import Path
 
+from ostinato.infra.sandbox.repository import PreparedRepository
+from ostinato.tasks.problems.certification.checks import repair_all_but_one
 from ostinato.tasks.problems.certification.records import CertifyOptions
 from ostinato.tasks.problems.certification.right_fixes import rewrite_original
 from ostinato.tasks.problems.certification.run import assign_hacks
-from ostinato.tasks.records import Problem
+from ostinato.tasks.problems.config import Kind
+from ostinato.tasks.records import LineEdit, Problem, Split
 
 PATH = "code.py"
 ORIGINAL = b'''import collections
@@ -81,3 +85,30 @@ def test_every_hack_meets_as_many_problems_as_any_other() -> None:
     assert {len({hack.name for hack in hacks}) for hacks in dealt.values()} == {8}
     met = Counter(hack.name for hacks in dealt.values() for hack in hacks)
     assert max(met.values()) - min(met.values()) <= 1
+
+
+def test_partial_repairs_leave_one_place_each(tmp_path: Path) -> None:
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "kit" / "a.py").write_text("A = 1\nB = 1\n")
+    repository = PreparedRepository.from_directory("kit", tmp_path, ("kit",), ("tests",))
+    edits = tuple(
+        LineEdit(path="kit/a.py", line_number=n, gold_text=f"{name} = 1", broken_text=f"{name} = 2")
+        for n, name in enumerate("AB", 1)
+    )
+    problem = Problem(
+        problem_id="p",
+        repository="kit",
+        repository_fingerprint=repository.fingerprint,
+        kind=Kind.MULTI_PLACE,
+        prompt="",
+        split=Split.TRAIN,
+        edits=edits,
+    )
+    repairs = repair_all_but_one(problem, repository)
+    assert [files["kit/a.py"] for files in repairs.values()] == [
+        b"A = 2\nB = 1\n",
+        b"A = 1\nB = 2\n",
+    ]
+    combined = problem.model_copy(update={"kind": Kind.COMBINED})
+    assert repair_all_but_one(combined, repository) == {}
