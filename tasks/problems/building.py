@@ -33,6 +33,7 @@ from ostinato.tasks.problems.proving.judging import (
 )
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
+from ostinato.tasks.problems.proving.refactorings import prove_refactoring
 from ostinato.tasks.problems.selection import (
     Place,
     Sources,
@@ -168,6 +169,8 @@ class RepositoryProver:
         under_test = RepositoryUnderTest(
             baseline, server, second, self._config.rules, self._stub_trials
         )
+        if candidate.kind is Kind.REFACTORING:
+            return await prove_refactoring(candidate, under_test)
         return await judge_candidate(candidate, under_test)
 
     async def load_oracles(self) -> None:

@@ -14,7 +14,7 @@ from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
 from ostinato.infra.sandbox.protocol import RUNNER_PACKAGES
 from ostinato.tasks.grading.environments import EnvironmentConfig
-from ostinato.tasks.records import Split
+from ostinato.tasks.records import REFACTORING, Split
 
 PROBLEMS_FILE = "problems.jsonl"  # of a set: a problem per line
 
@@ -28,6 +28,9 @@ class Kind(StrEnum):
     COMBINED = "combined"  # two to four proven mutations at once
     MINED_COMMIT = "mined_commit"  # product code as it was before a commit
     GIVEN = "given"  # a task of another collection, with its text
+    REFACTORING = (
+        REFACTORING  # a public function or class has another name, or is in another module
+    )
 
 
 class PromptLevel(StrEnum):
@@ -51,6 +54,8 @@ class Quotas(Record):
     """problems with a deleted public symbol and the helpers that only it used; 0: none"""
     combined: NonNegativeInt = 0
     """problems with two to four of the proven mutations at once; 0: none"""
+    refactoring: NonNegativeInt = 0
+    """problems in which a public function or class is to be renamed or moved; 0: none"""
     trials_ratio: float = Field(default=1.6, ge=1)
     """maximum number of candidates tried per wanted problem"""
 

@@ -176,7 +176,7 @@ class _Progress:
         for part in parts:
             quotas = part.quotas
             each = quotas.mutation + quotas.deleted_function + quotas.deleted_feature
-            each += quotas.combined
+            each += quotas.combined + quotas.refactoring
             self._wanted += len(part.mined) or (each if part.split is not None else 0)
         self._num_proven = 0
         self._num_judged = 0

@@ -19,6 +19,7 @@ from ostinato.tasks.problems.breaking.definitions import (
 )
 from ostinato.tasks.problems.breaking.deletions import DeletionMaker
 from ostinato.tasks.problems.breaking.mutations import NOTICED_SHARES, mutate_function
+from ostinato.tasks.problems.breaking.refactorings import RefactoringMaker
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.records import LineEdit, Split
@@ -174,7 +175,7 @@ def _weight(operator: str, config: ProblemsConfig) -> float:
 def find_candidates(
     sources: Sources, baseline: Baseline, config: ProblemsConfig, quotas: Quotas
 ) -> dict[Kind, list[Candidate]]:
-    """Candidates of the kinds mutation, deleted function and deleted feature, at most as many as the quotas can use."""
+    """Candidates of every kind but combined ones, at most as many as the quotas can use."""
     maker = DeletionMaker(
         sources.repository.name, sources.files, sources.definitions, sources.tests
     )
@@ -182,6 +183,9 @@ def find_candidates(
         Kind.MUTATION: order_mutations(sources.mutations_of(baseline, config), config),
         Kind.DELETED_FUNCTION: maker.functions(config.seed),
         Kind.DELETED_FEATURE: maker.features(config.seed),
+        Kind.REFACTORING: RefactoringMaker(sources.repository, sources.definitions).candidates(
+            config.seed
+        ),
     }
     return {
         kind: list(
