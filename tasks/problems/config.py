@@ -44,7 +44,9 @@ class PromptLevel(StrEnum):
 
 
 class Quotas(Record):
-    """Maximum number of problems of each kind from one repository. Applies to repositories that name a split."""
+    """Maximum number of problems of each kind from one repository. A repository that names no split has mutations by
+    `sizes`, and refactorings.
+    """
 
     mutation: NonNegativeInt = 150
     """problems with one wrong line; 0: none"""

@@ -177,7 +177,8 @@ class _Progress:
             quotas = part.quotas
             each = quotas.mutation + quotas.deleted_function + quotas.deleted_feature
             each += quotas.combined + quotas.refactoring
-            self._wanted += len(part.mined) or (each if part.split is not None else 0)
+            shared = quotas.refactoring  # their mutations are counted by the sizes
+            self._wanted += len(part.mined) or (each if part.split is not None else shared)
         self._num_proven = 0
         self._num_judged = 0
 

@@ -25,7 +25,6 @@ from ostinato.tasks.problems.config import Kind, PromptLevel
 
 _DOCUMENTS = (".md", ".rst", ".txt")
 _METADATA = ("METADATA", "PKG-INFO", "RECORD")  # written by the build, not by an author
-_ENTRY_POINTS = "entry_points.txt"
 _MAX_MADE = 400  # candidates made of one repository
 _LEAST_FILES, _LEAST_LINES = 2, 20  # of a refactoring that is worth an agent
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -137,12 +136,16 @@ class RefactoringMaker:
 
     def _propose_name(self, item: Definition, rank: str) -> str:
         """A plausible name that occurs nowhere in the repository, drawn by the rank. Empty: there is none."""
-        parameters = [
-            node.args.args[0].arg
-            for node in self._uses.trees[item.path].body
-            if isinstance(node, ast.FunctionDef) and node.name == item.name and node.args.args
-        ]
-        for name in propose_names(item.name, "Object" if item.is_class else parameters, rank):
+        endings = (
+            ["Object"]
+            if item.is_class
+            else [
+                f"_{node.args.args[0].arg}"
+                for node in self._uses.trees[item.path].body
+                if isinstance(node, ast.FunctionDef) and node.name == item.name and node.args.args
+            ]
+        )
+        for name in propose_names(item.name, endings, rank):
             if name.isidentifier() and not keyword.iskeyword(name) and name not in self._words:
                 return name
         return ""
@@ -155,11 +158,10 @@ class RefactoringMaker:
                 continue
             if path in self._uses.trees:
                 renamed = _rename_tokens(text, self._uses.trees[path], name, new)
-            elif path.endswith(_DOCUMENTS) and not path.endswith(_ENTRY_POINTS):
+            elif path.endswith(_DOCUMENTS) and ".dist-info/" not in path:
                 renamed = pattern.sub(new, text)
-            else:  # files of an unknown form must not name the symbol
-                is_named = pattern.search(text) or re.search(rf"[:.]{name}\b", text)
-                renamed = None if is_named else text
+            else:  # the form of the file is unknown, or it holds entry points
+                renamed = None if re.search(rf"\b{name}\b", text) else text
             if renamed is None:
                 return False
             for number, line in enumerate(renamed.split("\n"), 1):
@@ -185,17 +187,11 @@ def _is_small(candidate: Candidate) -> tuple[bool, bool]:
     return num_files < _LEAST_FILES, num_lines < _LEAST_LINES
 
 
-def propose_names(name: str, endings: Sequence[str] | str, seed: str) -> Iterator[str]:
-    """Other names for a name: synonyms of its words in drawn order, two words swapped, an ending added. `endings`: the
-    first parameter of a function, in a list, or the ending of a class.
-    """
+def propose_names(name: str, endings: Sequence[str], seed: str) -> Iterator[str]:
+    """Other names for a name: synonyms of its words in drawn order, two words swapped, the endings added."""
     is_camel = "_" not in name and not name.islower()
     words = _PARTS.findall(name) if is_camel else name.split("_")
-    glue = "" if is_camel else "_"
-
-    def join(parts: Sequence[str]) -> str:
-        return glue.join(parts)
-
+    join = ("" if is_camel else "_").join
     if join(words) != name:
         return
     found: list[str] = []
@@ -207,9 +203,7 @@ def propose_names(name: str, endings: Sequence[str] | str, seed: str) -> Iterato
     yield from sorted(set(found) - {name}, key=lambda other: draw_rank(seed, other))
     if len(words) == 2 and not is_camel:
         yield join(words[::-1])
-    yield from (
-        [name + endings] if isinstance(endings, str) else [f"{name}_{it}" for it in endings]
-    )
+    yield from (f"{name}{ending}" for ending in endings)
 
 
 def _pattern_of(name: str) -> re.Pattern[str]:
@@ -240,7 +234,7 @@ def _rename_tokens(text: str, tree: ast.Module, name: str, new: str) -> str | No
             renamed = pattern.sub(new, token.string)
         elif token.start in exported:
             renamed = re.sub(rf"\b{name}\b", new, token.string)
-        elif re.search(rf"\b{name}\b", token.string) and _may_mean(token.string, name, pattern):
+        elif re.search(rf"\b{name}\b", token.string):
             return None
         else:
             continue
@@ -248,13 +242,6 @@ def _rename_tokens(text: str, tree: ast.Module, name: str, new: str) -> str | No
         parts += [text[done:start], renamed]
         done = start + len(token.string)
     return "".join([*parts, text[done:]])
-
-
-def _may_mean(literal: str, name: str, pattern: re.Pattern[str]) -> bool:
-    """Whether a text in code may name the symbol: as a whole, after a dot, or in an f-string."""
-    is_template = "f" in literal.partition("'")[0].partition('"')[0].lower()
-    is_whole = re.fullmatch(rf"\w*(['\"]+){name}\1", literal) is not None
-    return is_template or is_whole or pattern.search(literal) is not None
 
 
 def _places_of_texts(tree: ast.Module) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:

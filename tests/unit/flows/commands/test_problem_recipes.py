@@ -13,7 +13,7 @@ SOURCE = RepositorySource(name="kit", version="1", package_paths=("kit",), test_
 
 def test_a_password_of_the_place_is_not_written() -> None:
     place = "https://reader:hunter2@example.org/kit.git"
-    text = recipe_text(DescribedSource(repository=SOURCE), place, "problems_16", 20)
+    text = recipe_text(DescribedSource(repository=SOURCE), place, "problems_16", 20, {})
     assert "hunter2" not in text
     assert tomllib.loads(text)["description"] == "problems of https://example.org/kit.git"
 
