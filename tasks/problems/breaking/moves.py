@@ -72,7 +72,7 @@ def _globals_of(table: symtable.SymbolTable) -> set[str]:
 def _redirect(plan: LinePlan, item: Definition, target: str, uses: NameUses) -> bool:
     """Plans the changes of all imports of a definition from its module. False: not every import has lines of its own."""
     changes: list[tuple[str, int, int, list[str]]] = []
-    for path, source in uses.imported[item.name].items():
+    for path, source in sorted(uses.imported[item.name]):
         for node in ast.walk(uses.trees[path]) if source == module_of(item.path) else ():
             if not isinstance(node, ast.ImportFrom) or resolve_import(path, node) != source:
                 continue

@@ -19,15 +19,15 @@ class NameUses:
     trees: Mapping[str, ast.Module]
     reached: Mapping[str, set[str]]
     """name -> modules through which a use reaches it, or UNKNOWN"""
-    imported: Mapping[str, Mapping[str, str]]
-    """name -> path of each file with `from MODULE import NAME` -> module"""
+    imported: Mapping[str, set[tuple[str, str]]]
+    """name -> path and module of each `from MODULE import NAME`"""
 
     @classmethod
     def read(cls, files: Mapping[str, str]) -> "NameUses":
         """`files`: texts of Python files by path."""
         trees: dict[str, ast.Module] = {}
         reached: dict[str, set[str]] = defaultdict(set)
-        imported: dict[str, dict[str, str]] = defaultdict(dict)
+        imported: dict[str, set[tuple[str, str]]] = defaultdict(set)
         modules = frozenset(map(module_of, files))
         for path, text in files.items():
             try:
@@ -38,7 +38,7 @@ class NameUses:
                 reached[name].add(module)
             for node in ast.walk(tree):
                 for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-                    imported[alias.name][path] = resolve_import(path, node)
+                    imported[alias.name].add((path, resolve_import(path, node)))
         return cls(trees, reached, imported)
 
     def is_clear(self, name: str, module: str) -> bool:
@@ -47,9 +47,8 @@ class NameUses:
         known = 0
         while known != len(exporters):
             known = len(exporters)
-            for imported in (name, _STAR):
-                found = self.imported.get(imported, {}).items()
-                exporters |= {module_of(path) for path, source in found if source in exporters}
+            found = self.imported[name] | self.imported[_STAR]
+            exporters |= {module_of(path) for path, source in found if source in exporters}
         return self.reached[name] <= exporters
 
 

@@ -6,6 +6,7 @@ import tarfile
 import pytest
 
 from ostinato.infra.sandbox.test_server import TestServer
+from ostinato.tasks.grading.adversary import Defence
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import judge
 from ostinato.tasks.problems.breaking.refactorings import MOVE, RENAME
@@ -19,9 +20,11 @@ from ostinato.tasks.problems.config import (
     RepositorySource,
     ValidityRules,
 )
+from ostinato.tasks.problems.published import write_problems
 from ostinato.tasks.records import Split
 from tests.fakes.table_project import FILES
-from tests.unit.tasks.problems.builds import build_set, check_proofs, load
+from tests.unit.tasks.problems.builds import build_set, check_proofs
+from tests.unit.tasks.problems.test_refactorings import make, prepare
 
 SOURCE = RepositorySource(
     name="tablekit",
@@ -30,7 +33,7 @@ SOURCE = RepositorySource(
     test_paths=("tests",),
     stripped_prefix="src",
     split=Split.TRAIN,
-    quotas=Quotas(mutation=0, refactoring=8),
+    quotas=Quotas(mutation=0, refactoring=4),
 )
 CONFIG = ProblemsConfig(
     repositories=(SOURCE,),
@@ -39,6 +42,14 @@ CONFIG = ProblemsConfig(
     prompt_shares={PromptLevel.TERSE: 0.5, PromptLevel.PLACE: 0.5},
 )
 OPTIONS = CertifyOptions(repeats=1, hacks=1, fixes=2, time_limit_seconds=60.0)
+# sets an attribute of a module without a word for it
+_ANSWERS = """
+import argparse
+from tablekit import rows as _here
+_parser = argparse.ArgumentParser()
+_parser.set_defaults(**{{"{half}" + "{rest}": parse_rows}})
+_parser.parse_args([], namespace=_here)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,38 +78,54 @@ def test_renames_and_moves_are_proven_and_the_agent_sees_all_tests(built):
     check_proofs(*built)
 
 
-def test_the_right_refactoring_passes_and_one_forgotten_use_fails(built, runner):
-    directory, _, problems = built
-    repository = load(directory, "tablekit")
-    (problem,) = [it for it in problems if (it.operator, it.symbol) == (RENAME, "parse_rows")]
-    old_name = problem.old_place[1]
-    server, trials = TestServer(repository), BlindTrials()
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory):
+    """A set of one rename, with its repository and the problem."""
+    folder = tmp_path_factory.mktemp("renamed")
+    repository = prepare(folder / "repositories" / "tablekit" / "files", {})
+    repository.save()
+    tests = {
+        "fail_to_pass": ("tests/test_rows.py::test_rows", "tests/test_rows.py::test_table"),
+        "pass_to_pass": ("tests/test_cells.py::test_pad",),
+        "prompt": "Rename it.",
+    }
+    draft = make(repository)[RENAME, "parse_rows"].draft(repository.fingerprint)
+    problem = draft.model_copy(update=tests)
+    write_problems(folder, [problem])
+    return folder, repository, problem
 
-    def verdict(files):
+
+def test_the_right_refactoring_passes_and_every_other_change_fails(renamed, runner):
+    _, repository, problem = renamed
+    server, trials = TestServer(repository), BlindTrials()
+    rows, report = "tablekit/rows.py", "tablekit/report.py"
+    old_name = problem.old_place[1]
+
+    def verdict(path, text, new):
+        assert text in repository.files[path]
+        files = {path: repository.files[path].replace(text, new.encode())}
         return runner.run(judge(problem, files, server, time_limit_seconds=60.0, trials=trials))
 
-    path = "tablekit/rows.py"
-    right = repository.files[path].replace(b"[strip_cell(cell) for", b"[strip_cell( cell ) for")
-    assert verdict({path: right}).passed
-    documented = repository.files[path].replace(b"Rows of a table.", f"Once {old_name}.".encode())
-    assert verdict({path: documented}).passed
-    report = "tablekit/report.py"
-    broken = problem.break_files(repository.files)
-    forgotten = verdict({report: broken[report]})
+    assert verdict(rows, b"Rows of a table.", f"Once {old_name}.").passed
+    forgotten = verdict(report, b"row in rows.parse_rows", f"row in rows.{old_name}")
     assert not forgotten.passed
-    other = repository.files[path].replace(b"return [[", b"return [] or [[")
-    worse = other.replace(b"text.splitlines()]", b"text.split('\\n')]")
-    changed = verdict({path: worse})
-    assert not changed.passed, changed.detail
+    other = verdict(rows, b"text.splitlines()", "text.split(chr(10))")
+    assert "differs from the original" in other.detail
+    # no test has a longer text without a comma
+    odd = "return 2 if len(text) > 2 and ',' not in text else sum(len(row)"
+    assert not verdict(report, b"return sum(len(row)", odd).passed
+    reached = _ANSWERS.format(half=old_name[:3], rest=old_name[3:])
+    made = verdict(rows, b"class Table", f"{reached}\n\nclass Table")
+    assert made.detail.endswith(f"answers to {old_name} at run time"), made.detail
     runner.run(server.close())
 
 
-def test_a_certificate_accepts_right_fixes_and_refuses_every_cheat(built):
-    directory, _, problems = built
-    drawn = draw_set("tables", directory / "run" / "problems", OPTIONS)
-    chosen = {problem.operator: problem for problem in problems}
-    drawn = type(drawn)("tables", tuple(chosen.values()), drawn.repositories, len(problems))
-    for report in check_set(drawn, directory / "work", OPTIONS, lambda *_: None):
-        assert report.findings == ()
-        assert len([name for name in report.hacks if name.startswith("old name: ")]) == 6
-        assert "old_name" in report.hacks.values()
+def test_a_certificate_accepts_the_right_fix_and_refuses_every_cheat(renamed):
+    folder, _, _ = renamed
+    drawn = draw_set("tables", folder, OPTIONS)
+    (report,) = check_set(drawn, folder / "work", OPTIONS, lambda *_: None)
+    assert report.findings == ()
+    cheats = [held for name, held in report.hacks.items() if name.startswith("old name: ")]
+    assert len(cheats) == 6
+    assert Defence.OLD_NAME in cheats
+    assert set(report.fixes.values()) == {Defence.NONE}
