@@ -86,7 +86,8 @@ def draw_tests(
             files[path] = blind(repository.files[path], None)
     # these files stay for others that import from them, but without tests, so that the box holds no
     # hidden test as it is written
-    for path in {*by_path, *(block.path for block in problem.cut_tests)}:
+    cut = {block.path for block in problem.cut_tests if block.path.endswith(".py")}
+    for path in {*by_path, *cut}:
         files[path] = blind(repository.files[path], frozenset())
     files |= _blind_bases(repository, by_path, blind)
     tests: list[str] = []

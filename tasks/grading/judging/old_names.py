@@ -10,7 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from ostinato.infra.platform.syntax import Defined, module_names, parse_once
+from ostinato.infra.platform.syntax import module_names, parse_once
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import CallRequest, make_calls
 from ostinato.infra.sandbox.repository import PreparedRepository, module_of
@@ -47,7 +47,7 @@ async def find_old_name(
     is_bound = old_name in module_names(repository.files.get(old_path, b"").decode())
     if not changed or is_bound:  # a move's old module may use the symbol itself
         return ""
-    return await _find_at_run_time(problem, old_name, changed, repository)
+    return await _find_at_run_time(problem, changed, repository)
 
 
 def _marks_of(path: str, content: bytes, problem: Problem) -> Counter[str]:
@@ -78,8 +78,13 @@ def _marks_of(path: str, content: bytes, problem: Problem) -> Counter[str]:
             ):
                 is_old = attribute == old_name and owner == module
                 found["a use through the old module"] += is_move and is_old
-            case _ if is_move and path != problem.path:
-                found["a definition"] += _binds(node, old_name)
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.Name(id=name, ctx=ast.Store())
+            ):
+                found["a definition"] += is_move and path != problem.path and name == old_name
     return +found
 
 
@@ -94,26 +99,17 @@ def _identifiers(tree: ast.Module) -> Iterator[str]:
                     yield from text.split(".")
 
 
-def _binds(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id == name and isinstance(node.ctx, ast.Store)
-    return isinstance(node, Defined) and node.name == name
-
-
 async def _find_at_run_time(
-    problem: Problem,
-    old_name: str,
-    changed: Mapping[str, bytes | None],
-    repository: PreparedRepository,
+    problem: Problem, changed: Mapping[str, bytes | None], repository: PreparedRepository
 ) -> str:
-    """The first changed module of the problem that answers to the old name otherwise than to a name that nobody knows."""
-    unknown = f"{old_name}_{secrets.token_hex(8)}"
-    broken = problem.break_files(repository.files)
+    """The first module of the problem that answers to the old name otherwise than to a name that nobody knows."""
     assert problem.old_place is not None
-    paths = [problem.old_place[0]]
-    if problem.old_place[0] == problem.path:  # packages export the new name in place of the old one
-        paths += [path for path in broken if path.endswith("__init__.py") and path not in paths]
-    paths = [path for path in paths if repository.is_editable(path)]
+    old_path, old_name = problem.old_place
+    unknown = f"{old_name}_{secrets.token_hex(8)}"
+    paths = [old_path]
+    if old_path == problem.path:  # packages export the new name in place of the old one
+        broken = problem.break_files(repository.files).keys() - {old_path}
+        paths += [path for path in sorted(broken) if path.endswith("__init__.py")]
     calls = [
         CallRequest(path, name, _NO_ARGUMENTS) for path in paths for name in (old_name, unknown)
     ]

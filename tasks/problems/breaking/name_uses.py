@@ -37,8 +37,10 @@ class NameUses:
             for name, module in _find_uses(path, tree, modules):
                 reached[name].add(module)
             for node in ast.walk(tree):
-                for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-                    imported[alias.name].add((path, resolve_import(path, node)))
+                if isinstance(node, ast.ImportFrom):
+                    source = resolve_import(path, node)
+                    for alias in node.names:
+                        imported[alias.name].add((path, source))
         return cls(trees, reached, imported)
 
     def is_clear(self, name: str, module: str) -> bool:

@@ -140,7 +140,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
         covering = chosen
     else:
         chosen = choose_covering(candidate, covering, under_test)
-        guards = choose_guards(candidate, covering, baseline)
+        guards = _guards(candidate, covering, baseline)
     files = candidate.broken_files(under_test.server.repository.files)
     tests = tuple(baseline.tests[position] for position in (*chosen, *guards))
     report, refusal = await _first_run(files, tests, under_test)
@@ -220,7 +220,7 @@ def choose_covering(
     return [*ordered[: most // 2], *drawn]
 
 
-def choose_guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -> list[int]:
+def _guards(candidate: Candidate, covering: Sequence[int], baseline: Baseline) -> list[int]:
     """Cheap tests that do not call the symbol, of the same files if possible."""
     files = {baseline.tests[position].partition("::")[0] for position in covering}
     known = frozenset(covering)

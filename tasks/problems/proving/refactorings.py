@@ -9,7 +9,6 @@ from ostinato.tasks.problems.proving.judging import (
     ProofResult,
     RepositoryUnderTest,
     choose_covering,
-    choose_guards,
     refuse_right_fix,
     try_cheats,
 )
@@ -18,7 +17,9 @@ _SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run
 
 
 async def prove_refactoring(candidate: Candidate, under_test: RepositoryUnderTest) -> ProofResult:
-    """ProofResult of one candidate. Tests that cannot be imported fail, because they import the new name."""
+    """ProofResult of one candidate. Tests that cannot be imported fail, because they import the new name. There are no
+    passing tests to keep, because every verdict runs the whole suite.
+    """
     name, baseline, rules = candidate.candidate_id, under_test.baseline, under_test.rules
     server, limit_seconds = under_test.server, rules.time_limit_seconds
     if not 1 <= candidate.draft("").num_changed_lines <= rules.max_changed_lines:
@@ -27,31 +28,32 @@ async def prove_refactoring(candidate: Candidate, under_test: RepositoryUnderTes
     if not covering:
         return ProofResult(candidate_id=name, finding=ProofOutcome.UNTESTED)
     broken = candidate.broken_files(server.repository.files)
-    chosen = choose_covering(candidate, covering, under_test)
-    positions = (*chosen, *choose_guards(candidate, covering, baseline))
-    tests = tuple(baseline.tests[position] for position in positions)
-    report = await server.run(broken, tests, limit_seconds)
-    failing = [test for test in tests if test not in report.passed_ids][: rules.max_fail_to_pass]
-    passing = [test for test in tests if test in report.passed_ids][: rules.max_pass_to_pass]
+    by_file: dict[str, list[str]] = {}
+    for position in choose_covering(candidate, covering, under_test):
+        test = baseline.tests[position]
+        by_file.setdefault(test.partition("::")[0], []).append(test)
+    # a file that cannot be imported takes the tests of other files in its run along
+    reports = [await server.run(broken, tests, limit_seconds) for tests in by_file.values()]
+    failed = [t for report in reports for t in report.outcomes if t not in report.passed_ids]
+    failing = tuple(failed[: rules.max_fail_to_pass])
 
     def end(finding: ProofOutcome, message: str = "") -> ProofResult:
         return ProofResult(
             candidate_id=name,
             finding=finding,
-            fail_to_pass=tuple(failing),
-            pass_to_pass=tuple(passing),
+            fail_to_pass=failing,
             error_message=message,
-            seconds=report.cpu_seconds,
+            seconds=sum(report.cpu_seconds for report in reports),
         )
 
-    if report.tampering or TestOutcome.TIMEOUT in report.outcomes.values():
+    if any(it.tampering or TestOutcome.TIMEOUT in it.outcomes.values() for it in reports):
         return end(ProofOutcome.TIMEOUT)
     if not failing:
         return end(ProofOutcome.SURVIVED)
-    again = [*failing, *passing]
+    again = [*failing]
     random.Random(f"second {name}").shuffle(again)
     second = await under_test.second.run_again(broken, again, limit_seconds)
-    if second.tampering or second.passed_ids != frozenset(passing):
+    if second.tampering or second.passed_ids:
         return end(ProofOutcome.UNSTABLE)
     seen = {**server.repository.files, **broken}
     suite = await server.run_visible(broken, seen, baseline.tests, _SUITE_LIMITS * limit_seconds)
@@ -59,8 +61,8 @@ async def prove_refactoring(candidate: Candidate, under_test: RepositoryUnderTes
         lost = sorted(frozenset(baseline.tests) - suite.passed_ids)
         return end(ProofOutcome.NOT_EQUIVALENT, ", ".join(lost[:3]))
     finding = await try_cheats(candidate, broken, failing, under_test)
-    tried = {"fail_to_pass": tuple(failing), "pass_to_pass": tuple(passing)}
-    problem = candidate.draft(baseline.fingerprint).model_copy(update=tried)
+    draft = candidate.draft(baseline.fingerprint)
+    problem = draft.model_copy(update={"fail_to_pass": failing})
     if finding is ProofOutcome.PROVEN and rules.tries_stubs:
         is_passed = await under_test.stub_trials.is_passed(problem)
         finding = ProofOutcome.STUB_PASSES if is_passed else finding
