@@ -80,8 +80,8 @@ class RefactoringMaker:
         return frozenset(itertools.chain.from_iterable(found)) | frozenset(dir(builtins))
 
     def candidates(self, seed: int = 0) -> Iterator[Candidate]:
-        """Renames and moves in an order drawn by the seed. First come those of several files of code and of 20 or more
-        changed lines.
+        """Renames and moves in turn, in an order drawn by the seed. Of either, those of several files of code and of 20
+        or more changed lines come first.
         """
         counts = Counter(item.name for found in self._definitions.values() for item in found)
         found = [
@@ -96,7 +96,11 @@ class RefactoringMaker:
             for rank, item, operator in sorted(found, key=lambda entry: entry[0])
             if (candidate := self._refactor(item, operator, rank)) is not None
         )
-        yield from sorted(itertools.islice(made, _MAX_MADE), key=_is_small)
+        ordered = sorted(itertools.islice(made, _MAX_MADE), key=_is_small)
+        renames = [candidate for candidate in ordered if candidate.operator == RENAME]
+        moves = [candidate for candidate in ordered if candidate.operator == MOVE]
+        for pair in itertools.zip_longest(renames, moves):
+            yield from (candidate for candidate in pair if candidate is not None)
 
     def _refactor(self, item: Definition, operator: str, rank: str) -> Candidate | None:
         name, module = item.name, module_of(item.path)

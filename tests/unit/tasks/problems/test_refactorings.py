@@ -139,8 +139,11 @@ def test_one_doubtful_use_anywhere_leaves_a_definition_out(tmp_path, other):
 
 
 def test_candidates_of_several_files_and_many_lines_come_first(repository, made):
-    sizes = [len({block.path for block in one.blocks}) > 1 for one in made.values()]
-    assert sizes == sorted(sizes, reverse=True)
+    for operator in (RENAME, MOVE):
+        own = [one for one in made.values() if one.operator == operator]
+        sizes = [len({block.path for block in one.blocks}) > 1 for one in own]
+        assert sizes == sorted(sizes, reverse=True)
+    assert [one.operator for one in made.values()][:4] == [RENAME, MOVE] * 2
     assert list(make(repository)) == list(made)
 
 
