@@ -35,7 +35,7 @@ CONFIG = ProblemsConfig(
         LEDGERKIT.model_copy(update={"mutated_paths": (), "split": Split.HELD_OUT}),
         GONE,
     ),
-    quotas=Quotas(mutation=6, deleted_function=4, deleted_feature=2, combined=2),
+    quotas=Quotas(mutation=6, deleted_function=4, deleted_feature=2, combined=2, refactoring=1),
     rules=ValidityRules(max_failing_ratio=0.6, cheater_share=0.5, tries_right_fix=False),
     prompt_shares={PromptLevel.DETAILED: 0.3, PromptLevel.TERSE: 0.5, PromptLevel.VAGUE: 0.2},
 )
