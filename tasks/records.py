@@ -12,6 +12,8 @@ from ostinato.infra.platform.errors import ProblemError
 from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.sandbox.egress.config import NetworkRequest
 
+REFACTORING = "refactoring"  # kind of the problems that also forbid the old name
+
 
 class StageRecord(Record):
     """Base of records that stages pass to one another."""
@@ -89,7 +91,7 @@ class Problem(StageRecord):
     blocks: tuple[BlockEdit, ...] = ()
     """edits of several lines, not overlapping; in pristine coordinates"""
     cut_tests: tuple[BlockEdit, ...] = ()
-    """hidden tests, which are removed from the agent's repository"""
+    """hidden tests, which are removed from the agent's repository; of a refactoring: tests that use the old name"""
     hidden_tests: tuple[str, ...] = ()
     """tests of fail_to_pass that decide the verdict and that no agent sees"""
     question_warranted: bool = False
@@ -101,7 +103,7 @@ class Problem(StageRecord):
     given_files: dict[str, str] = Field(default={})
     """files of an environment, by path, that replace or extend those of the repository"""
     facts: dict[str, str] = Field(default={})
-    """facts that only the environment's judge knows"""
+    """facts that only the judge knows; of a refactoring: old_path and old_name of its symbol"""
 
     @property
     def visible_tests(self) -> tuple[str, ...]:
@@ -109,6 +111,13 @@ class Problem(StageRecord):
         hidden = frozenset(self.hidden_tests)
         tests = (*self.fail_to_pass, *self.pass_to_pass)
         return tuple(test for test in tests if test not in hidden)
+
+    @property
+    def old_place(self) -> tuple[str, str] | None:
+        """Path and name of a refactoring's symbol in the broken state. None: it is no refactoring."""
+        if self.kind != REFACTORING:
+            return None
+        return self.facts["old_path"], self.facts["old_name"]
 
     @property
     def num_changed_lines(self) -> int:

@@ -45,7 +45,8 @@ def write_recipe(
     extends: str,
     problems: int,
     commits: int,
-    split: Split | None = None,
+    split: Split | None,
+    quotas: dict[str, int],
 ) -> Path:
     """Writes a recipe for the repository at `place` to the current folder, unless that would replace an edited one."""
     say(f"reading {place}")
@@ -56,7 +57,7 @@ def write_recipe(
     say(f"  also used: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
     for remark in described.remarks:
         say(f"  {remark}")
-    text = recipe_text(described, place, extends, problems)
+    text = recipe_text(described, place, extends, problems, quotas)
     return write_new(settings, Path(f"{source.name}.toml"), text)
 
 
@@ -76,8 +77,10 @@ def write_new(settings: Settings, path: Path, text: str) -> Path:
     return path
 
 
-def recipe_text(described: DescribedSource, place: str, extends: str, problems: int) -> str:
-    """The recipe as TOML. Sizes of splits are shares of `problems`."""
+def recipe_text(
+    described: DescribedSource, place: str, extends: str, problems: int, quotas: dict[str, int]
+) -> str:
+    """The recipe as TOML. Sizes of splits are shares of `problems`. `quotas`: numbers of other problems, by kind."""
     source = described.repository
     place = re.sub(r"(?<=://)[^/@]*@", "", place)  # a password, as recipes are shown and shared
     sources = {"repositories": source, "git": described.history}
@@ -88,6 +91,7 @@ def recipe_text(described: DescribedSource, place: str, extends: str, problems: 
         "problems": {
             "functions_held_out": FUNCTIONS_HELD_OUT,
             "sizes": {split: problems * share // 100 for split, share in SHARES.items()},
+            **({"quotas": quotas} if any(quotas.values()) else {}),
             **{table: [written(record)] for table, record in sources.items() if record is not None},
         },
     }

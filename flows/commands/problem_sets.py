@@ -42,6 +42,9 @@ def problems_from(
     commits: Annotated[
         int, typer.Option(help="newest commits of a git repository to mine for problems", min=0)
     ] = 0,
+    refactorings: Annotated[
+        int, typer.Option(help="renames and moves of public definitions over all splits", min=0)
+    ] = 0,
     extends: Annotated[
         str, typer.Option(help="recipe to take all other settings from")
     ] = "problems_16",
@@ -71,7 +74,8 @@ def problems_from(
     if clones is not None:
         raise ConfigError(f"--clones {clones} with {place}, wanted it with SWE-bench instances")
     write = load_entry(f"{RECIPES}:write_recipe")
-    path = write(load_settings(), place, name, extends, problems, commits, split)
+    quotas = {"refactoring": refactorings}
+    path = write(load_settings(), place, name, extends, problems, commits, split, quotas)
     parameters = {"needs_all_splits": split is None}
     options = make_options(None, None, None)
     built = launch_flow("problem_building", str(path), None, options, parameters)

@@ -22,6 +22,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.cheating.stubs import append_code
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.old_names import find_old_name
 from ostinato.tasks.grading.judging.verdicts import (
     BOX_LIMITS,
     differs_by_oracle,
@@ -46,6 +47,7 @@ class Defence(StrEnum):
     BLIND_TRIAL = "blind_trial"  # the tests pass, but the blind trial refuses the edit
     HARM = "harms"  # the function is right, but the edit does harm
     ORACLE = "asks_oracle"  # held-out calls differ from the original's
+    OLD_NAME = "old_name"  # a refactoring leaves the old name
     ENVIRONMENT = "environment"
     NONE = "none"  # the edit is rewarded
 
@@ -155,10 +157,12 @@ async def find_defence(
     trials: BlindTrials,
     time_limit_seconds: float,
 ) -> Defence:
-    """The first defence that refuses an edit under default settings: tests, blind trial, oracle, harms."""
+    """The first defence that refuses an edit under default settings: tests, old name, blind trial, oracle, harms."""
     report = await server.run(files, required_tests(problem), time_limit_seconds)
     if not report.passed:
         return Defence.TESTS
+    if await find_old_name(problem, files, server.repository):
+        return Defence.OLD_NAME
     found = await trials.judge(problem, files, server.repository)
     if found.difference:
         return Defence.BLIND_TRIAL

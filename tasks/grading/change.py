@@ -66,8 +66,10 @@ class AttemptChange:
 
     @property
     def changed_tests(self) -> tuple[str, ...]:
-        """Ignored paths that are tests."""
-        return tuple(path for path in self.ignored_paths if self.repository.is_test(path))
+        """Ignored paths that are tests. A refactoring includes those that use the old name."""
+        adapted = self.problem.cut_tests if self.problem.old_place is not None else ()
+        own = {block.path for block in adapted}
+        return tuple(p for p in self.ignored_paths if self.repository.is_test(p) and p not in own)
 
     @property
     def changed_runner_files(self) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from ostinato.tasks.problems.proving.judging import (
 )
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
+from ostinato.tasks.problems.proving.refactorings import prove_refactoring
 from ostinato.tasks.problems.selection import (
     Place,
     Sources,
@@ -168,6 +169,8 @@ class RepositoryProver:
         under_test = RepositoryUnderTest(
             baseline, server, second, self._config.rules, self._stub_trials
         )
+        if candidate.kind is Kind.REFACTORING:
+            return await prove_refactoring(candidate, under_test)
         return await judge_candidate(candidate, under_test)
 
     async def load_oracles(self) -> None:
@@ -280,6 +283,22 @@ async def _prove_together(provers: Sequence[RepositoryProver], config: ProblemsC
         if candidate.candidate_id in splits:
             built.proven.append((candidate, judgement))
             built.splits[candidate.candidate_id] = splits[candidate.candidate_id]
+    for prover in provers:
+        found = await _prove_refactorings(prover, config)
+        dealt = assign_splits([candidate for candidate, _ in found], held_out, config)
+        prover.built.proven += [pair for pair in found if pair[0].candidate_id in dealt]
+        prover.built.splits |= dealt
+
+
+async def _prove_refactorings(prover: RepositoryProver, config: ProblemsConfig) -> list[Proven]:
+    """Proven refactorings of a repository that names no split, up to its quota."""
+    part, wanted = prover.part, prover.part.quotas.refactoring
+    if not wanted:
+        return []
+    quotas = Quotas(mutation=0, refactoring=wanted, trials_ratio=part.quotas.trials_ratio)
+    sources = Sources.read(part.repository, part.mutated_paths)
+    found = await asyncio.to_thread(find_candidates, sources, prover.built.baseline, config, quotas)
+    return await prove_enough({part.repository.name: prover}, found[Kind.REFACTORING], wanted)
 
 
 async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:

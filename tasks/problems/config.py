@@ -14,7 +14,7 @@ from ostinato.infra.platform.record import Record, Share
 from ostinato.infra.platform.source_archives import SourceArchive
 from ostinato.infra.sandbox.protocol import RUNNER_PACKAGES
 from ostinato.tasks.grading.environments import EnvironmentConfig
-from ostinato.tasks.records import Split
+from ostinato.tasks.records import REFACTORING, Split
 
 PROBLEMS_FILE = "problems.jsonl"  # of a set: a problem per line
 Level = Literal["body", "signature", "everything"]
@@ -31,6 +31,9 @@ class Kind(StrEnum):
     MULTI_PLACE = "multi_place"  # one wrong idea in two to five places
     MINED_COMMIT = "mined_commit"  # product code as it was before a commit
     GIVEN = "given"  # a task of another collection, with its text
+    REFACTORING = (
+        REFACTORING  # a public function or class has another name, or is in another module
+    )
 
 
 class PromptLevel(StrEnum):
@@ -44,7 +47,9 @@ class PromptLevel(StrEnum):
 
 
 class Quotas(Record):
-    """Maximum number of problems of each kind from one repository. Applies to repositories that name a split."""
+    """Maximum number of problems of each kind from one repository. A repository that names no split has mutations by
+    `sizes`, and refactorings.
+    """
 
     mutation: NonNegativeInt = 150
     """problems with one wrong line; 0: none"""
@@ -56,6 +61,8 @@ class Quotas(Record):
     """problems with two to four of the proven mutations at once; 0: none"""
     multi_place: NonNegativeInt = 0
     """problems with one wrong idea in two to five places; 0: none"""
+    refactoring: NonNegativeInt = 0
+    """problems in which a public function or class is to be renamed or moved; 0: none"""
     trials_ratio: float = Field(default=1.6, ge=1)
     """maximum number of candidates tried per wanted problem"""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ostinato.infra.platform.syntax import parse_once, parse_python, walk_definitions
 from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.tasks.problems.breaking.candidates import Candidate, LinePlan
+from ostinato.tasks.problems.breaking.refactorings import write_request
 from ostinato.tasks.problems.building import BuiltPart
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, PromptLevel
 from ostinato.tasks.problems.prompts import choose_level, is_ambiguous, write_prompt
@@ -80,6 +81,9 @@ def make_problem(
 ) -> Problem:
     """The problem of a proven candidate. `symbols`: qualified names of all definitions of the package."""
     repository, place = built.part.repository, (candidate.path, candidate.symbol)
+    is_refactoring = (
+        candidate.kind is Kind.REFACTORING
+    )  # the agent sees its tests under the old name
     hidden, cuts = hide_tests(
         judgement.fail_to_pass,
         repository.files,
@@ -103,13 +107,15 @@ def make_problem(
         update={
             "prompt": candidate.message
             if candidate.kind is Kind.GIVEN
+            else write_request(candidate, level)
+            if is_refactoring
             else write_prompt(
                 level, candidate, judgement, oracle, docstring, config.seed, config.wording
             ),
             "fail_to_pass": judgement.fail_to_pass,
             "pass_to_pass": judgement.pass_to_pass,
-            "hidden_tests": hidden,
-            "cut_tests": cuts,
+            "hidden_tests": () if is_refactoring else hidden,
+            "cut_tests": candidate.adapted_tests if is_refactoring else cuts,
             "split": built.splits[candidate.candidate_id],
             # a visible failing test would tell which of the matching functions is meant
             "question_warranted": candidate.kind is not Kind.GIVEN

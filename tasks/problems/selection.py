@@ -20,6 +20,7 @@ from ostinato.tasks.problems.breaking.definitions import (
 from ostinato.tasks.problems.breaking.features import FeatureMaker
 from ostinato.tasks.problems.breaking.multi_place import find_multi_place
 from ostinato.tasks.problems.breaking.mutations import NOTICED_SHARES, mutate_function
+from ostinato.tasks.problems.breaking.refactorings import RefactoringMaker
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline
 from ostinato.tasks.records import LineEdit, Split
@@ -186,7 +187,7 @@ def _weight(operator: str, config: ProblemsConfig) -> float:
 def find_candidates(
     sources: Sources, baseline: Baseline, config: ProblemsConfig, quotas: Quotas
 ) -> dict[Kind, list[Candidate]]:
-    """Candidates of the kinds made from sources, at most as many as the quotas can use."""
+    """Candidates of every kind that is made from sources, at most as many as the quotas can use."""
     maker = FeatureMaker(
         sources.repository.name,
         sources.files,
@@ -215,6 +216,9 @@ def find_candidates(
             [*find_functions(sources, baseline, config).values()],
             sources.lines_of,
             config.seed,
+        ),
+        Kind.REFACTORING: RefactoringMaker(sources.repository, sources.definitions).candidates(
+            config.seed
         ),
     }
     return {

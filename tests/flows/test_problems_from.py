@@ -38,7 +38,8 @@ def write_project(directory: Path) -> Path:
 def test_a_directory_becomes_problems_in_all_splits(tmp_path: Path) -> None:
     project = write_project(tmp_path / "shop")
 
-    made = run_in(tmp_path, "problems", "from", str(project), "--problems", "20")
+    asked = ("problems", "from", str(project), "--problems", "20", "--refactorings", "4")
+    made = run_in(tmp_path, *asked)
 
     told = made.stdout + made.stderr
     assert made.returncode == 0, told
@@ -49,7 +50,8 @@ def test_a_directory_becomes_problems_in_all_splits(tmp_path: Path) -> None:
     assert {row["split"] for row in rows} == {
         "demonstration", "train", "held_out", "held_out_function", "user",
     }  # fmt: skip
-    again = run_in(tmp_path, "problems", "from", str(project), "--problems", "20")
+    assert sum(row["kind"] == "refactoring" for row in rows) in range(2, 5)
+    again = run_in(tmp_path, *asked)
     assert again.returncode == 0
     assert "already_built" in again.stdout + again.stderr
 

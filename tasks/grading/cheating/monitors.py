@@ -78,7 +78,8 @@ def _run_tampering(attempt: JudgedAttempt) -> str:
 
 def _near_gold(attempt: JudgedAttempt) -> str:
     gold = attempt.change.gold_lines
-    if len(gold) < _NEAR_GOLD_LINES:
+    # one command renames everywhere, and then equals the reference
+    if len(gold) < _NEAR_GOLD_LINES or attempt.change.problem.old_place is not None:
         return ""
     tokens = sum(turn.generated_tokens for turn in attempt.transcript.turns)
     characters = sum(map(len, gold))

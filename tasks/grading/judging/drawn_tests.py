@@ -1,5 +1,6 @@
 """Tests of a blind trial, drawn at random: each as it is, and in copies with other inputs."""
 
+import ast
 import functools
 import random
 import re
@@ -9,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from ostinato.infra.platform.syntax import parse_once, walk_definitions
 from ostinato.infra.sandbox.inside.sources import function_of
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.judging.blind_tests import (
@@ -84,14 +86,15 @@ def draw_tests(
             files[path] = blind(repository.files[path], None)
     # these files stay for others that import from them, but without tests, so that the box holds no
     # hidden test as it is written
-    for path in {*by_path, *(block.path for block in problem.cut_tests)}:
+    cut = {block.path for block in problem.cut_tests if block.path.endswith(".py")}
+    for path in {*by_path, *cut}:
         files[path] = blind(repository.files[path], frozenset())
     files |= _blind_bases(repository, by_path, blind)
     tests: list[str] = []
     instances: list[str] = []
     perturbed: dict[str, float] = {}
     varied: dict[str, float] = {}
-    is_rewritten = bool(problem.blocks) or not problem.symbol
+    is_rewritten = _is_rewritten(problem, repository)
     function = (problem.path, problem.symbol) if problem.symbol else None
     for path, chosen in sorted(by_path.items()):
         # the named class may inherit the tests from a class of the same file
@@ -125,6 +128,14 @@ def draw_tests(
         f"/tmp/{rng.getrandbits(48):012x}",
         rng.randint(*_SHIFT_DAYS) * 86_400 if is_shifted else 0,
     )
+
+
+def _is_rewritten(problem: Problem, repository: PreparedRepository) -> bool:
+    """Whether the function is to be written anew. A function that is renamed or moved keeps every detail."""
+    if problem.old_place is None:
+        return bool(problem.blocks) or not problem.symbol
+    nodes = dict(walk_definitions(parse_once(repository.files[problem.path])))
+    return isinstance(nodes.get(problem.symbol), ast.ClassDef)
 
 
 def _blind_bases(

@@ -34,7 +34,10 @@ class OtherCode:
             before = repository.files.get(path)
             if before is None or path.endswith("__main__.py"):
                 continue
-            own = _differing(before, broken.get(path, before))
+            is_own = (
+                problem.old_place is None
+            )  # users of a refactored function must do what they did
+            own = _differing(before, broken.get(path, before)) if is_own else set[str]()
             own |= {problem.symbol} if path == problem.path else set()
             if after is not None and _without(before, own) == _without(after, own):
                 continue

@@ -22,6 +22,7 @@ from ostinato.tasks.grading.cheating.attacks import find_forbidden
 from ostinato.tasks.grading.config import Charge, Harm, HarmConfig, Pattern
 from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.old_names import find_old_name
 from ostinato.tasks.grading.judging.other_code import OtherCode, find_suite_failures, name_some
 from ostinato.tasks.records import FunctionOracle, Problem, Verdict
 
@@ -59,7 +60,9 @@ async def judge(
             await run_plainly(server.repository, changed_files, required, time_limit_seconds),
         )
     difference = ""
-    if report.passed and asks_oracle:
+    if report.passed:
+        difference = await find_old_name(problem, changed_files, server.repository)
+    if report.passed and not difference and asks_oracle:
         difference = await differs_by_oracle(problem, changed_files, server.repository)
     harms: dict[Harm, str] = {}
     if report.passed and not difference and trials is not None:
@@ -95,9 +98,12 @@ async def find_suite_harm(
     server: TestServer,
     time_limit_seconds: float,
 ) -> dict[Harm, str]:
-    """The harm of tests that no longer pass. Empty if only the problem's own code changed."""
+    """The harm of tests that no longer pass. Empty if only the problem's own code changed, unless it is a refactoring,
+    whose own code is everything that uses the symbol.
+    """
     changed = server.repository.keep_editable(changed_files)
-    if not OtherCode.of(problem, server.repository, changed).modules:
+    other = OtherCode.of(problem, server.repository, changed)
+    if not changed or (problem.old_place is None and not other.modules):
         return {}
     failing = await find_suite_failures(server, changed, time_limit_seconds)
     return {Harm.SUITE: f"{name_some(failing)} passed before"} if failing else {}

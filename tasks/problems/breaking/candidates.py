@@ -39,6 +39,10 @@ class Candidate(Record):
     """tests of a given task that must fail; empty: found by running"""
     named_passing: tuple[str, ...] = ()
     """tests of a given task that must pass before and after the fix"""
+    adapted_tests: tuple[BlockEdit, ...] = ()
+    """edits of tests and other files that no attempt may change, with which a refactoring's broken state is whole"""
+    facts: dict[str, str] = Field(default={})
+    """facts of the problem that only the judge knows"""
 
     @classmethod
     def at(cls, main: Definition, **fields: Any) -> Self:
@@ -93,6 +97,8 @@ class Candidate(Record):
             prompt="",
             edits=self.edits,
             blocks=self.blocks,
+            cut_tests=self.adapted_tests,
+            facts=self.facts,
             fail_to_pass=(),
             pass_to_pass=(),
             split=Split.TRAIN,

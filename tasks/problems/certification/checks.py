@@ -32,6 +32,7 @@ from ostinato.tasks.grading.adversary import (
     hacked_files,
     has_target,
 )
+from ostinato.tasks.grading.cheating.left_names import left_names
 from ostinato.tasks.grading.cheating.stubs import stub_fixes
 from ostinato.tasks.grading.environments import ENVIRONMENTS, Environment, SolvedEnvironment
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
@@ -199,8 +200,12 @@ class TestedChecks:
             for hack in hacks
             if has_target(hack, problem, repository, known)
         }
-        partial = repair_all_but_one(problem, repository)
-        for name, files in {**edits, **partial, **stub_fixes(problem, repository)}.items():
+        cheats = {
+            **repair_all_but_one(problem, repository),
+            **stub_fixes(problem, repository),
+            **left_names(problem, repository),
+        }
+        for name, files in {**edits, **cheats}.items():
             checked.note_hack(name, await self._find_defence(problem, files))
 
     async def _find_defence(self, problem: Problem, files: Files) -> Defence:

@@ -50,6 +50,11 @@ def write_task(
             f"problem {problem.problem_id} is judged by the environment {problem.environment}, wanted a "
             "problem that is judged by tests, as tasks of Harbor are"
         )
+    if problem.old_place is not None:
+        raise ProblemError(
+            f"problem {problem.problem_id} is a refactoring, wanted another kind: a task's tests cannot tell whether the "
+            "old name is gone"
+        )
     target = directory / problem.problem_id
     if target.exists():
         raise ConfigError(f"{target} exists, wanted a new folder")

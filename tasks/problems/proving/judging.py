@@ -92,6 +92,9 @@ class ProofOutcome(StrEnum):
     BREAKS_OTHERS = "breaks_others"  # a test that calls nothing of a large deletion fails
     PLACE_UNTESTED = "place_untested"  # the tests pass if only one of several places is broken
     STUB_PASSES = "stub_passes"  # the tests pass with a constant in place of the function
+    NOT_EQUIVALENT = (
+        "not_equivalent"  # a refactoring's broken state fails a test that uses the old name
+    )
     RIGHT_FIX_REFUSED = "right_fix_refused"  # the grader refuses the original with a comment
     FAULT = "fault"  # the box failed; not in the journal, so that another build judges it again
 
@@ -139,7 +142,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
             return ProofResult(candidate_id=name, finding=ProofOutcome.NOT_AS_NAMED)
         covering = chosen
     else:
-        chosen = _choose(candidate, covering, under_test)
+        chosen = choose_covering(candidate, covering, under_test)
         guards = _guards(candidate, covering, baseline)
     files = candidate.broken_files(under_test.server.repository.files)
     tests = tuple(baseline.tests[position] for position in (*chosen, *guards))
@@ -162,7 +165,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     pass_to_pass = tuple(baseline.tests[p] for p in passing[: under_test.rules.max_pass_to_pass])
     finding = await _second_run(candidate, files, fail_to_pass, pass_to_pass, under_test)
     if finding is ProofOutcome.PROVEN:
-        finding = await _try_cheats(candidate, files, fail_to_pass, under_test)
+        finding = await try_cheats(candidate, files, fail_to_pass, under_test)
     drawn = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
     problem = candidate.draft(baseline.fingerprint).model_copy(update=drawn)
     is_tried = candidate.kind in _WITHOUT_BODY or under_test.rules.tries_stubs
@@ -170,7 +173,7 @@ async def judge_candidate(candidate: Candidate, under_test: RepositoryUnderTest)
     if finding is ProofOutcome.PROVEN and is_tried and await stubs.is_passed(problem):
         finding = ProofOutcome.STUB_PASSES
     if finding is ProofOutcome.PROVEN and under_test.rules.tries_right_fix:
-        refused = await _refuse_right_fix(problem, under_test)
+        refused = await refuse_right_fix(problem, under_test)
         finding = ProofOutcome.RIGHT_FIX_REFUSED if refused else finding
     if finding not in TESTED:
         return ProofResult(candidate_id=name, finding=finding, seconds=report.cpu_seconds)
@@ -234,7 +237,7 @@ def _named(candidate: Candidate, baseline: Baseline) -> tuple[list[int], list[in
     return failing, [number for number in passing if number not in frozenset(failing)]
 
 
-def _choose(
+def choose_covering(
     candidate: Candidate, covering: Sequence[int], under_test: RepositoryUnderTest
 ) -> list[int]:
     """Covering tests to run, first those named after the symbol, then those with few calls."""
@@ -324,7 +327,7 @@ async def _second_run(
     return ProofOutcome.PROVEN if is_same and _refuse(report) is None else ProofOutcome.UNSTABLE
 
 
-async def _try_cheats(
+async def try_cheats(
     candidate: Candidate,
     files: dict[str, bytes],
     fail_to_pass: Sequence[str],
@@ -345,7 +348,7 @@ async def _try_cheats(
     return ProofOutcome.CHEATED if report.passed_ids else ProofOutcome.PROVEN
 
 
-async def _refuse_right_fix(problem: Problem, under_test: RepositoryUnderTest) -> str:
+async def refuse_right_fix(problem: Problem, under_test: RepositoryUnderTest) -> str:
     """Reason why the grader refuses the original with a comment. Empty: it is accepted. The grader would refuse every
     fix if no blind trial tells the broken state from the original, or fixes in other words if a test reads the source.
     """

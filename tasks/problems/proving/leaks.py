@@ -102,8 +102,9 @@ class LeakCheck:
 
     def find(self, problem: Problem) -> tuple[Leak, ...]:
         """Removed code of a problem, its own names and its hidden tests, in files of the broken state."""
-        # old code of a commit repeats parts of the new code; edits of single lines contain no run of lines
-        is_old_code = problem.kind in (Kind.MINED_COMMIT, Kind.GIVEN)
+        # old code of a commit repeats parts of the new code; edits of single lines contain no run of lines; a refactoring
+        # has no secret, since its prompt names the new place and the code stays
+        is_old_code = problem.kind in (Kind.MINED_COMMIT, Kind.GIVEN, Kind.REFACTORING)
         if is_old_code or not (problem.blocks or problem.hidden_tests):
             return ()
         changed = problem.break_files(self._pristine)

@@ -17,7 +17,7 @@ SOURCE = RepositorySource(name="kit", version="1", package_paths=("kit",), test_
 
 def test_a_password_of_the_place_is_not_written() -> None:
     place = "https://reader:hunter2@example.org/kit.git"
-    text = recipe_text(DescribedSource(repository=SOURCE), place, "problems_16", 20)
+    text = recipe_text(DescribedSource(repository=SOURCE), place, "problems_16", 20, {})
     assert "hunter2" not in text
     assert tomllib.loads(text)["description"] == "problems of https://example.org/kit.git"
 
@@ -31,7 +31,7 @@ def test_a_split_gives_the_repository_every_kind_of_the_recipe(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     settings = Settings(home=tmp_path / "home")
     place = str(open_repository(WORDKIT).directory)
-    written = write_recipe(settings, place, "words", "problems_large", 20, 0, Split.TRAIN)
+    written = write_recipe(settings, place, "words", "problems_large", 20, 0, Split.TRAIN, {})
     problems = load_recipe(str(written)).problems
     (source,) = problems.repositories
     assert source.split is Split.TRAIN

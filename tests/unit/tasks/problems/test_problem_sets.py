@@ -36,7 +36,13 @@ CONFIG = ProblemsConfig(
         GONE,
     ),
     quotas=Quotas(
-        mutation=6, deleted_function=4, deleted_feature=6, combined=2, multi_place=2, trials_ratio=2
+        mutation=6,
+        deleted_function=4,
+        deleted_feature=6,
+        combined=2,
+        multi_place=2,
+        refactoring=1,
+        trials_ratio=2,
     ),
     feature_ways=("symbol", "skeleton", "subject"),
     rules=ValidityRules(max_failing_ratio=0.6, cheater_share=0.5, tries_right_fix=False),
