@@ -39,7 +39,13 @@ States = tuple[GivenTask, dict[str, bytes], dict[str, bytes]]
 
 
 def write_recipe(
-    settings: Settings, place: str, name: str | None, extends: str, problems: int, commits: int
+    settings: Settings,
+    place: str,
+    name: str | None,
+    extends: str,
+    problems: int,
+    commits: int,
+    replies: dict[str, int],
 ) -> Path:
     """Writes a recipe for the repository at `place` to the current folder, unless that would replace an edited one."""
     say(f"reading {place}")
@@ -49,7 +55,7 @@ def write_recipe(
     say(f"  also used: {', '.join((*source.kept_paths, *source.dependencies)) or 'nothing'}")
     for remark in described.remarks:
         say(f"  {remark}")
-    text = recipe_text(described, place, extends, problems)
+    text = recipe_text(described, place, extends, problems, replies)
     return write_new(settings, Path(f"{source.name}.toml"), text)
 
 
@@ -69,8 +75,14 @@ def write_new(settings: Settings, path: Path, text: str) -> Path:
     return path
 
 
-def recipe_text(described: DescribedSource, place: str, extends: str, problems: int) -> str:
-    """The recipe as TOML. Sizes of splits are shares of `problems`."""
+def recipe_text(
+    described: DescribedSource,
+    place: str,
+    extends: str,
+    problems: int,
+    replies: dict[str, int] | None = None,
+) -> str:
+    """The recipe as TOML. Sizes of splits are shares of `problems`. `replies`: quotas of questions and no-edits."""
     source = described.repository
     place = re.sub(r"(?<=://)[^/@]*@", "", place)  # a password, as recipes are shown and shared
     sources = {"repositories": source, "git": described.history}
@@ -81,6 +93,11 @@ def recipe_text(described: DescribedSource, place: str, extends: str, problems: 
         "problems": {
             "functions_held_out": FUNCTIONS_HELD_OUT,
             "sizes": {split: problems * share // 100 for split, share in SHARES.items()},
+            **(
+                {"quotas": asked}
+                if (asked := {k: n for k, n in (replies or {}).items() if n})
+                else {}
+            ),
             **{table: [written(record)] for table, record in sources.items() if record is not None},
         },
     }

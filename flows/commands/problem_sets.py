@@ -41,6 +41,12 @@ def problems_from(
     commits: Annotated[
         int, typer.Option(help="newest commits of a git repository to mine for problems", min=0)
     ] = 0,
+    questions: Annotated[
+        int, typer.Option(help="questions about the code over all splits", min=0)
+    ] = 0,
+    no_edits: Annotated[
+        int, typer.Option(help="problems in which nothing is wrong over all splits", min=0)
+    ] = 0,
     extends: Annotated[
         str, typer.Option(help="recipe to take all other settings from")
     ] = "problems_16",
@@ -63,7 +69,8 @@ def problems_from(
     if clones is not None:
         raise ConfigError(f"--clones {clones} with {place}, wanted it with SWE-bench instances")
     write = load_entry(f"{RECIPES}:write_recipe")
-    path = write(load_settings(), place, name, extends, problems, commits)
+    replies = {"question": questions, "no_edit": no_edits}
+    path = write(load_settings(), place, name, extends, problems, commits, replies)
     parameters = {"needs_all_splits": True}
     options = make_options(None, None, None)
     built = launch_flow("problem_building", str(path), None, options, parameters)

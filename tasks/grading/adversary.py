@@ -47,6 +47,7 @@ class Defence(StrEnum):
     HARM = "harms"  # the function is right, but the edit does harm
     ORACLE = "asks_oracle"  # held-out calls differ from the original's
     ENVIRONMENT = "environment"
+    REPLY = "reply"  # the final message is wrong, or a file was changed
     NONE = "none"  # the edit is rewarded
 
 

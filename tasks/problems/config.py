@@ -28,6 +28,8 @@ class Kind(StrEnum):
     COMBINED = "combined"  # two to four proven mutations at once
     MINED_COMMIT = "mined_commit"  # product code as it was before a commit
     GIVEN = "given"  # a task of another collection, with its text
+    QUESTION = "question"  # places in the code are asked for; no file may change
+    NO_EDIT = "no_edit"  # nothing is wrong although the prompt says so; no file may change
 
 
 class PromptLevel(StrEnum):
@@ -41,7 +43,9 @@ class PromptLevel(StrEnum):
 
 
 class Quotas(Record):
-    """Maximum number of problems of each kind from one repository. Applies to repositories that name a split."""
+    """Maximum number of problems of each kind from one repository. Only the kinds of which the text says so are
+    made from repositories that name no split.
+    """
 
     mutation: NonNegativeInt = 150
     """problems with one wrong line; 0: none"""
@@ -51,6 +55,11 @@ class Quotas(Record):
     """problems with a deleted public symbol and the helpers that only it used; 0: none"""
     combined: NonNegativeInt = 0
     """problems with two to four of the proven mutations at once; 0: none"""
+    question: NonNegativeInt = 0
+    """questions about places in the code, also from repositories without a split; 0: none"""
+    no_edit: NonNegativeInt = 0
+    """problems with right code and the prompt of a proven mutation, also from repositories without a split;
+    0: none"""
     trials_ratio: float = Field(default=1.6, ge=1)
     """maximum number of candidates tried per wanted problem"""
 
