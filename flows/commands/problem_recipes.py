@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def write_recipe(
     extends: str,
     problems: int,
     commits: int,
-    replies: dict[str, int],
+    replies: Mapping[str, int],
 ) -> Path:
     """Writes a recipe for the repository at `place` to the current folder, unless that would replace an edited one."""
     say(f"reading {place}")
@@ -80,7 +80,7 @@ def recipe_text(
     place: str,
     extends: str,
     problems: int,
-    replies: dict[str, int] | None = None,
+    replies: Mapping[str, int] | None = None,
 ) -> str:
     """The recipe as TOML. Sizes of splits are shares of `problems`. `replies`: quotas of questions and no-edits."""
     source = described.repository

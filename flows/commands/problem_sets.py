@@ -69,7 +69,7 @@ def problems_from(
     if clones is not None:
         raise ConfigError(f"--clones {clones} with {place}, wanted it with SWE-bench instances")
     write = load_entry(f"{RECIPES}:write_recipe")
-    replies = {"question": questions, "no_edit": no_edits}
+    replies = {k: n for k, n in (("question", questions), ("no_edit", no_edits)) if n}
     path = write(load_settings(), place, name, extends, problems, commits, replies)
     parameters = {"needs_all_splits": True}
     options = make_options(None, None, None)

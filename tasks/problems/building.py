@@ -52,7 +52,6 @@ _HASH_SEEDS = (0, 1)  # of a repository's two boxes
 _LIMITS = SandboxLimits(memory_bytes=2 << 30, start_seconds=180.0)
 _CONCURRENT_REPOSITORIES = 2  # so that no repository waits for the last run of another
 _oracles = TypeAdapter(list[FunctionOracle])
-_candidates = TypeAdapter(list[Candidate])
 OnJudged = Callable[[str, ProofOutcome], None]
 Proven = tuple[Candidate, ProofResult]
 
@@ -114,8 +113,7 @@ class RepositoryProver:
         self._journal, self._known = MetricsLog(journal), read_journal(journal)
         self._baseline_file = work / "baselines" / f"{name}.json"
         self._oracles_file = work / "oracles" / f"{name}.json"
-        self._questions_file = work / "questions" / f"{name}.json"
-        for file in (self._baseline_file, self._oracles_file, self._questions_file):
+        for file in (self._baseline_file, self._oracles_file):
             file.parent.mkdir(parents=True, exist_ok=True)
         self._built: BuiltPart | None = None
 
@@ -177,19 +175,15 @@ class RepositoryProver:
         return await judge_candidate(candidate, under_test)
 
     async def find_questions(self) -> list[Candidate]:
-        """Loads or makes the questions about the repository. Empty if its quota has none."""
+        """Questions about the repository. Empty if its quota has none, or if none can be made."""
         if not self.part.quotas.question:
             return []
-        if self._questions_file.exists():
-            return _candidates.validate_json(self._questions_file.read_bytes())
         try:
-            found = await ask_questions(self.part.repository, self.built.baseline, self._config)
+            return await ask_questions(self.part.repository, self.built.baseline, self._config)
         except (ProblemError, SandboxError) as error:
             name = self.part.repository.name
             logger.warning("no questions %s", fields(repository=name, error=str(error)))
             return []
-        replace_text(self._questions_file, _candidates.dump_json(found).decode())
-        return found
 
     async def load_oracles(self) -> None:
         """Loads or builds the oracles of the functions that tests call with literal arguments."""
@@ -357,8 +351,8 @@ async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None
         has_conftest = any(path.endswith("conftest.py") for path in repository.files)
         combined = combine(mutations, part.quotas, config.seed, same_file=not has_conftest)
         by_kind[Kind.COMBINED] = await prove_enough(by_name, combined, part.quotas.combined, TESTED)
-        tested = by_kind.pop(Kind.MUTATION, [])
-        by_kind = {Kind.MUTATION: tested[: part.quotas.mutation], **by_kind}
+        tested = by_kind[Kind.MUTATION]
+        by_kind[Kind.MUTATION] = tested[: part.quotas.mutation]
         by_kind[Kind.QUESTION] = await _prove_replies(prover, tested, config.seed)
     built.proven = [pair for pairs in by_kind.values() for pair in pairs]
     assert part.split is not None

@@ -80,7 +80,13 @@ def make_problem(
     """The problem of a proven candidate. `symbols`: qualified names of all definitions of the package."""
     if candidate.decoy:
         decoy = make_problem(*built.decoys[candidate.decoy], built, config, symbols)
-        return _leave_unbroken(decoy, candidate, built)
+        names = ("prompt", "cut_tests", "hidden_tests", "question_warranted")
+        kept = {name: getattr(decoy, name) for name in names}
+        kept |= {
+            "pass_to_pass": judgement.pass_to_pass,
+            "split": built.splits[candidate.candidate_id],
+        }
+        return candidate.draft(decoy.repository_fingerprint).model_copy(update=kept)
     repository, place = built.part.repository, (candidate.path, candidate.symbol)
     hidden, cuts = hide_tests(
         judgement.fail_to_pass,
@@ -116,24 +122,6 @@ def make_problem(
             and len(hidden) == len(judgement.fail_to_pass)
             and is_ambiguous(candidate, level, symbols),
             "oracle": None if oracle is None else oracle.model_copy(update={"visible": ()}),
-        }
-    )
-
-
-def _leave_unbroken(decoy: Problem, candidate: Candidate, built: BuiltPart) -> Problem:
-    """The no-edit problem with the prompt and the hidden tests of a mutation, whose line stays right."""
-    own = candidate.draft(decoy.repository_fingerprint)
-    return decoy.model_copy(
-        update={
-            "problem_id": own.problem_id,
-            "kind": own.kind,
-            "operator": own.operator,
-            "reply": own.reply,
-            "edits": (),
-            "fail_to_pass": (),
-            "pass_to_pass": (*decoy.fail_to_pass, *decoy.pass_to_pass),
-            "oracle": None,
-            "split": built.splits[candidate.candidate_id],
         }
     )
 

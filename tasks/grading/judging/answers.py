@@ -15,10 +15,8 @@ from ostinato.infra.agent.transcript import EndReason, Transcript
 from ostinato.tasks.grading.change import AttemptChange, is_runner_file
 from ostinato.tasks.records import CodePlace, Problem, Verdict, WantedReply
 
-OUTCOME = "final message"
-MARGIN_LINES = 4  # of a named range outside the accepted lines: the `if` above a `raise`
+MARGIN_LINES = 1  # of a named range outside the accepted lines: the `if` above a `raise`
 _MAX_CHARACTERS = 20_000  # of a message that is read; a longer one fails
-_ROOT = "/repo/"
 _PATH = r"[\w./-]*\w\.[A-Za-z]\w*"
 _RANGE = r"L?\d{1,6}(?!\d)(?:\s?(?:-|\u2013|\.\.|to|through)\s?L?\d{1,6}(?!\d))?"
 _MORE = rf"(?:\s?(?:,|;|/|&|\band\b|\bor\b)(?:\s?(?:and|or)\b)?\s?(?:lines?\s)?{_RANGE}(?![\w.(]))*"
@@ -30,8 +28,6 @@ _REFERENCE = re.compile(
     re.IGNORECASE,
 )
 _NUMBERS = re.compile(r"(\d+)(?:\s?(?:-|\u2013|\.\.|to|through)\s?L?(\d+))?", re.IGNORECASE)
-_COLUMN = re.compile(r":\d+")
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _CLAIMS = re.compile(
     r"\b(?:fixed|solved|resolved|repaired|corrected|patched)\b"
     r"|\b(?:I|we)(?:'ve| have)?(?: now| also)? (?:changed|edited|updated|modified|replaced|rewrote|added|removed)\b"
@@ -48,36 +44,27 @@ _DENIES = re.compile(
 def judge_reply(problem: Problem, change: AttemptChange, transcript: Transcript) -> Verdict:
     """The verdict on an attempt at a problem with `reply`. Its detail names the accepted places, for the operator."""
     assert problem.reply is not None
-    started, accepted = time.perf_counter(), problem.reply.places
-    refusal = find_change(change)
-    if not refusal:
-        message = read_message(transcript)
-        refusal = _refuse_message(message, problem.reply, change.repository.files)
-    wanted = f"accepted: {', '.join(map(str, accepted)) or 'that nothing is wrong'}"
+    started, known, places = time.perf_counter(), change.repository, problem.reply.places
+    # running code leaves other new files
+    changed = [file.path for file in change.counted]
+    changed += [
+        path
+        for path in change.ignored_paths
+        if path in known.files or known.is_test(path) or is_runner_file(path)
+    ]
+    refusal = f"changed {', '.join(changed[:3])}, wanted no change" if changed else ""
+    refusal = refusal or _refuse_message(read_message(transcript), problem.reply, known.files)
+    wanted = ", ".join(map(str, places)) or "that nothing is wrong"
     return Verdict(
         problem_id=problem.problem_id,
         passed=not refusal,
         tests_required=1,
         tests_passed=int(not refusal),
-        outcomes={OUTCOME: "failed" if refusal else "passed"},
-        detail=f"{refusal or 'the final message is right'}; {wanted}",
+        outcomes={"final message": "failed" if refusal else "passed"},
+        detail=f"{refusal or 'the final message is right'}; accepted: {wanted}",
         wall_seconds=time.perf_counter() - started,
         ignored_paths=change.ignored_paths,
     )
-
-
-def find_change(change: AttemptChange) -> str:
-    """The changed files of the repository, with new code and tests. Empty: none. Other new files do not count, because
-    running code leaves some.
-    """
-    known = change.repository.files
-    changed = [file.path for file in change.counted]
-    changed += [
-        path
-        for path in change.ignored_paths
-        if path in known or change.repository.is_test(path) or is_runner_file(path)
-    ]
-    return f"changed {', '.join(changed[:3])}, wanted no change" if changed else ""
 
 
 def read_message(transcript: Transcript) -> str:
@@ -93,22 +80,17 @@ def read_message(transcript: Transcript) -> str:
 
 def _refuse_message(message: str, reply: WantedReply, paths: Mapping[str, bytes]) -> str:
     """Reason why a message does not solve the problem. Empty: it does."""
-    if not message:
-        return "no final message"
-    if len(message) > _MAX_CHARACTERS:
-        return f"a final message of {len(message)} characters, wanted at most {_MAX_CHARACTERS}"
+    if not 0 < len(message) <= _MAX_CHARACTERS:
+        return f"final message of {len(message)} characters, wanted 1 to {_MAX_CHARACTERS}"
     if not reply.places:
         claim = find_claim(message)
-        return f"the message says that something is or was wrong: {claim}" if claim else ""
+        return f"says that something is or was wrong: {claim}" if claim else ""
     named = list(read_places(message, paths))
-    if not named:
-        return "the message names no place as path:line"
     if others := [place for place in named if not any(_fits(place, one) for one in reply.places)]:
         return f"names other places: {', '.join(map(str, others[:3]))}"
-    found = [one for one in reply.places if any(_fits(place, one) for place in named)]
-    if reply.needs_all and len(found) < len(reply.places):
-        return f"names {len(found)} of {len(reply.places)} places"
-    return ""
+    found = sum(any(_fits(place, one) for place in named) for one in reply.places)
+    wanted = len(reply.places) if reply.needs_all else 1
+    return "" if found >= wanted else f"names {found} places as path:line, wanted {wanted}"
 
 
 def _fits(named: CodePlace, accepted: CodePlace) -> bool:
@@ -134,7 +116,7 @@ def read_places(message: str, paths: Mapping[str, bytes]) -> Iterator[CodePlace]
                 continue  # a word with a dot
             path, numbers = resolved, f"{numbers} {waiting}"
         waiting = "" if path else f"{waiting} {numbers}"  # for the file that is named first
-        for one in _NUMBERS.finditer(_COLUMN.sub("", numbers)) if path else ():
+        for one in _NUMBERS.finditer(re.sub(r":\d+", "", numbers)) if path else ():
             first = int(one[1])
             if first:
                 last = max(first, int(one[2] or first))
@@ -143,7 +125,7 @@ def read_places(message: str, paths: Mapping[str, bytes]) -> Iterator[CodePlace]
 
 def _resolve(stated: str, paths: Mapping[str, bytes]) -> str:
     """The file of the repository that a text names. The text itself if none or several fit."""
-    stated = stated.removeprefix(_ROOT).removeprefix("./").lstrip("/")
+    stated = stated.removeprefix("/repo/").removeprefix("./").lstrip("/")
     if stated in paths:
         return stated
     fitting = [path for path in paths if path.endswith(f"/{stated}") or stated.endswith(f"/{path}")]
@@ -152,6 +134,6 @@ def _resolve(stated: str, paths: Mapping[str, bytes]) -> str:
 
 def find_claim(message: str) -> str:
     """The first sentence which says that something was wrong, or was changed. Empty: none."""
-    sentences = _SENTENCE.split(message)
+    sentences = re.split(r"(?<=[.!?])\s+|\n+", message)
     claims = (text for text in sentences if _CLAIMS.search(text) and not _DENIES.search(text))
     return next((text.strip()[:120] for text in claims if not text.rstrip().endswith("?")), "")

@@ -21,3 +21,10 @@ def test_a_password_of_the_place_is_not_written() -> None:
 @pytest.mark.parametrize("place", ["b/" + "a" * 300, "b/" * 3000, "~nobody-of-this-name/tasks"])
 def test_a_place_that_no_file_system_can_have_is_no_collection(place: str) -> None:
     assert not is_collection(place)
+
+
+def test_quotas_of_questions_and_no_edits_are_written_only_when_asked_for() -> None:
+    described = DescribedSource(repository=SOURCE)
+    asked = recipe_text(described, "kit", "problems_16", 20, {"question": 8})
+    assert tomllib.loads(asked)["problems"]["quotas"] == {"question": 8}
+    assert "quotas" not in recipe_text(described, "kit", "problems_16", 20)

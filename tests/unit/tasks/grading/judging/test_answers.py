@@ -68,6 +68,7 @@ WRONG = {
     "right, and a wrong line after it": f"{PATH}:11. Or is it line 30?",
     "every line": " ".join(f"{PATH}:{number}" for number in range(1, 29)),
     "the whole file": f"{PATH}:1-28",
+    "two lines more": f"{PATH}:8-12",
     "too long": f"{PATH}:11 {'x' * 20_000}",
     "a thought": f"<think>{RIGHT}</think>",
     "a thought that never ends": f"<think>{RIGHT}",
@@ -76,7 +77,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    "message", [RIGHT, f"{PATH}:12", f"{PATH}:8-13", f"<think>{PATH}:30</think>{RIGHT}"]
+    "message", [RIGHT, f"{PATH}:12", f"{PATH}:9-12", f"<think>{PATH}:30</think>{RIGHT}"]
 )
 def test_a_right_place_passes(problem, repository, message) -> None:
     verdict = judge(asking(problem, ONE), repository, message)
