@@ -85,6 +85,6 @@ def _write_guesses(problem: Problem, repository: PreparedRepository) -> dict[str
         "the right place and a wrong one": f"{', '.join(right)}, {problem.path}:{_BEYOND}",
         "every line": ", ".join(f"{path}:1-{size}" for path, size in sizes.items()),
         "every place": " ".join(f"{p}:{n}" for p, size in sizes.items() for n in range(1, size)),
-        "only the file": places[0].path,
+        "only the file": right[0].rpartition(":")[0],
         **({"one place less": ", ".join(right[1:])} if len(right) > 1 else {}),
     }

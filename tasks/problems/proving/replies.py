@@ -114,18 +114,24 @@ async def ask_questions(
         if len(places) in _NUM_CALLERS and (path, symbol) in definitions:
             rng = random.Random(f"question {config.seed} {path} {symbol}")
             words = {"repository": repository.name, "symbol": symbol, "path": path}
-            asked.append(
-                Candidate.at(
-                    definitions[path, symbol],
-                    repository=repository.name,
-                    kind=Kind.QUESTION,
-                    operator=CALLERS,
-                    touched=(definitions[path, symbol].call_key,),
-                    message=f"{rng.choice(_CALLERS_TEXTS).format(**words)} {_ALL}",
-                    reply=WantedReply(places=places, needs_all=True),
-                )
-            )
+            text = f"{rng.choice(_CALLERS_TEXTS).format(**words)} {_ALL}"
+            reply = WantedReply(places=places, needs_all=True)
+            asked.append(_ask(repository, definitions[path, symbol], CALLERS, text, reply))
     return sorted(asked, key=lambda item: draw_rank(f"{config.seed}", item.candidate_id))
+
+
+def _ask(
+    repository: PreparedRepository, about: Definition, operator: str, text: str, reply: WantedReply
+) -> Candidate:
+    return Candidate.at(
+        about,
+        repository=repository.name,
+        kind=Kind.QUESTION,
+        operator=operator,
+        touched=(about.call_key,),
+        message=text,
+        reply=reply,
+    )
 
 
 def _product(repository: PreparedRepository) -> dict[str, bytes]:
@@ -180,16 +186,9 @@ async def _ask_for_raises(
         rng = random.Random(f"question {seed} {shown}")
         words = {"repository": repository.name, "call": shown, "error": error}
         num_asked[called] += 1
-        asked[called, place] = Candidate.at(
-            called,
-            repository=repository.name,
-            kind=Kind.QUESTION,
-            operator=RAISED,
-            touched=(called.call_key,),
-            message=f"{rng.choice(_RAISED_TEXTS).format(**words)} {_ONE}",
-            reply=WantedReply(places=(place,)),
-            facts={"arguments": arguments},
-        )
+        text = f"{rng.choice(_RAISED_TEXTS).format(**words)} {_ONE}"
+        made = _ask(repository, called, RAISED, text, WantedReply(places=(place,)))
+        asked[called, place] = made.model_copy(update={"facts": {"arguments": arguments}})
     return list(asked.values())
 
 
