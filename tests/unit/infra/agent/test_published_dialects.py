@@ -106,11 +106,16 @@ def test_no_call_in_a_thought_runs(thought: str) -> None:
     assert sandbox.files == sandbox.pristine
 
 
-@pytest.mark.parametrize(("header", "begins"), [("<think>\\n", True), ("", False)])
-def test_a_turn_tells_whether_the_prompt_opened_its_thought(header: str, begins: bool) -> None:
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_turn_tells_whether_the_prompt_opened_its_thought(begins: bool) -> None:
+    header = "<|im_start|>assistant\n" + "<think>\n" * begins
     opening = PublishedTemplate(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        f"{{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\\n{header}' }}}}{{% endif %}}",
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        + header
+        + "{% else %}<|im_start|>{{ m.role }}\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        + "{% if add_generation_prompt %}"
+        + header
+        + "{% endif %}",
         HERMES.tokens,
         HERMES.end,
     )
