@@ -66,6 +66,27 @@ class FunctionOracle(StageRecord):
     held_out: tuple[OracleCall, ...] = Field(description="derived calls; no agent sees them")
 
 
+class CodePlace(StageRecord):
+    """Lines of a file."""
+
+    path: str
+    first_line: int = Field(ge=1, description="1-based in the pristine file")
+    last_line: int
+
+    def __str__(self) -> str:
+        last = f"-{self.last_line}" if self.last_line > self.first_line else ""
+        return f"{self.path}:{self.first_line}{last}"
+
+
+class WantedReply(StageRecord):
+    """Final message that solves a problem in which no file may change."""
+
+    places: tuple[CodePlace, ...] = ()
+    """places that answer the question; empty: the message must say that nothing is wrong"""
+    needs_all: bool = False
+    """true: the answer is all places together; false: any one of them"""
+
+
 class Problem(StageRecord):
     """One validated RL problem: the prepared repository with `edits` and `blocks` applied."""
 
@@ -103,7 +124,10 @@ class Problem(StageRecord):
     given_files: dict[str, str] = Field(default={})
     """files of an environment, by path, that replace or extend those of the repository"""
     facts: dict[str, str] = Field(default={})
-    """facts that only the judge knows; of a refactoring: old_path and old_name of its symbol"""
+    """facts that only the judge knows; of a refactoring: old_path and old_name of its symbol; of a question: what its
+    answer is derived from"""
+    reply: WantedReply | None = None
+    """final message that solves the problem, which no agent sees; None: the changed files are judged"""
 
     @property
     def visible_tests(self) -> tuple[str, ...]:
@@ -129,6 +153,9 @@ class Problem(StageRecord):
     def break_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:
         """The changed files as the agent finds them: with broken code and without hidden tests."""
         lines_by_path: dict[str, list[str]] = {}
+        if self.reply is not None and not self.reply.places:
+            # written anew, as broken files are, so that its time of change does not tell that it is right
+            lines_by_path[self.path] = files[self.path].decode().split("\n")
         for edit in self.edits:
             lines = lines_by_path.setdefault(edit.path, files[edit.path].decode().split("\n"))
             seen = lines[edit.line_number - 1 : edit.line_number]

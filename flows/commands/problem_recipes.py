@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def write_recipe(
     problems: int,
     commits: int,
     split: Split | None,
-    quotas: dict[str, int],
+    quotas: Mapping[str, int],
 ) -> Path:
     """Writes a recipe for the repository at `place` to the current folder, unless that would replace an edited one."""
     say(f"reading {place}")
@@ -78,7 +78,7 @@ def write_new(settings: Settings, path: Path, text: str) -> Path:
 
 
 def recipe_text(
-    described: DescribedSource, place: str, extends: str, problems: int, quotas: dict[str, int]
+    described: DescribedSource, place: str, extends: str, problems: int, quotas: Mapping[str, int]
 ) -> str:
     """The recipe as TOML. Sizes of splits are shares of `problems`. `quotas`: numbers of other problems, by kind."""
     source = described.repository
@@ -91,7 +91,7 @@ def recipe_text(
         "problems": {
             "functions_held_out": FUNCTIONS_HELD_OUT,
             "sizes": {split: problems * share // 100 for split, share in SHARES.items()},
-            **({"quotas": quotas} if any(quotas.values()) else {}),
+            **({"quotas": asked} if (asked := {k: n for k, n in quotas.items() if n}) else {}),
             **{table: [written(record)] for table, record in sources.items() if record is not None},
         },
     }

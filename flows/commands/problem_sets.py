@@ -45,6 +45,12 @@ def problems_from(
     refactorings: Annotated[
         int, typer.Option(help="renames and moves of public definitions over all splits", min=0)
     ] = 0,
+    questions: Annotated[
+        int, typer.Option(help="questions about the code over all splits", min=0)
+    ] = 0,
+    no_edits: Annotated[
+        int, typer.Option(help="problems in which nothing is wrong over all splits", min=0)
+    ] = 0,
     extends: Annotated[
         str, typer.Option(help="recipe to take all other settings from")
     ] = "problems_16",
@@ -74,7 +80,7 @@ def problems_from(
     if clones is not None:
         raise ConfigError(f"--clones {clones} with {place}, wanted it with SWE-bench instances")
     write = load_entry(f"{RECIPES}:write_recipe")
-    quotas = {"refactoring": refactorings}
+    quotas = {"refactoring": refactorings, "question": questions, "no_edit": no_edits}
     path = write(load_settings(), place, name, extends, problems, commits, split, quotas)
     parameters = {"needs_all_splits": split is None}
     options = make_options(None, None, None)

@@ -77,6 +77,7 @@ class TurnRecord(Record):
     is_summary: bool = False  # the turn that ends a segment
     # index of the turn whose context this turn continues, -1 for none; None: the turn before
     continues: int | None = None
+    begins_in_thought: bool = False  # the prompt opened a thought, whose mark `text` lacks
 
 
 class SamplingDistribution(Record):

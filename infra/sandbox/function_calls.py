@@ -6,7 +6,7 @@ The caller compares the results, so code under test never sees an expected resul
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ostinato.infra.sandbox.host.system import build_later_clock
 from ostinato.infra.sandbox.inside.value_forms import decode
@@ -51,11 +51,16 @@ class CallRequest(NamedTuple):
 
 
 async def make_calls(
-    sandbox: Sandbox, calls: Sequence[CallRequest], call_seconds: float
+    sandbox: Sandbox,
+    calls: Sequence[CallRequest],
+    call_seconds: float,
+    *,
+    mode: Literal["call", "raise"] = "call",
+    hash_seed: int = 0,
 ) -> list[str | None]:
     """One result per call, in the order of the calls. None: the call ended the process.
 
-    `call_seconds`: processor time that one call may use.
+    `call_seconds`: processor time that one call may use. `mode`: "raise" asks where calls raise, not what they return.
     """
     entries = [
         {"function": f"{module_of(path)}:{symbol}", "arguments": arguments}
@@ -66,7 +71,7 @@ async def make_calls(
         waiting = entries[len(results) :]
         request = {"root": CALL_ROOT, "calls": waiting, "call_seconds": call_seconds}
         seconds = _START_SECONDS + call_seconds * len(waiting)
-        lines, _ = await run_call_program(sandbox, "call", request, seconds)
+        lines, _ = await run_call_program(sandbox, mode, request, seconds, hash_seed=hash_seed)
         results += [json.dumps(line, sort_keys=True) for line in lines[: len(waiting)]]
         if len(results) < len(entries):
             results.append(None)

@@ -179,7 +179,8 @@ def _demonstrate(
     search: SearchService,
 ) -> Demonstrations:
     config = request.config
-    problems = [item for item in source.problems if item.split in config.demonstrations.splits]
+    splits = config.demonstrations.splits
+    problems = [item for item in source.problems if item.split in splits and item.reply is None]
     settings = DemonstrationSettings(
         config.demonstrations, request.harness, renderer, guard, config.seed, search
     )

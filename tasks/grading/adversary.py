@@ -49,6 +49,7 @@ class Defence(StrEnum):
     ORACLE = "asks_oracle"  # held-out calls differ from the original's
     OLD_NAME = "old_name"  # a refactoring leaves the old name
     ENVIRONMENT = "environment"
+    REPLY = "reply"  # the final message is wrong, or a file was changed
     NONE = "none"  # the edit is rewarded
 
 

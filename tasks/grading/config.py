@@ -119,7 +119,7 @@ class GradingConfig(Record):
     broken_call: NonNegativeFloat = 0.02
     """taken off for each malformed, unknown or invalid call"""
     no_edit: NonNegativeFloat = 0.05
-    """taken off when the attempt leaves the repository unchanged"""
+    """taken off when the attempt leaves the repository unchanged and the problem wants a change"""
     unverified: NonNegativeFloat = 0.0
     """taken off when the last edit was not tested"""
     style: NonNegativeFloat = 0.0

@@ -18,6 +18,7 @@ from ostinato.infra.sandbox.test_server import TestServer, as_text
 from ostinato.tasks.grading.change import AttemptChange, JudgedAttempt
 from ostinato.tasks.grading.cheating.monitors import scan_attempt
 from ostinato.tasks.grading.config import GradingConfig, Pattern
+from ostinato.tasks.grading.judging.answers import judge_reply
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.verdicts import (
     check_repository,
@@ -45,7 +46,8 @@ async def grade(
     config: GradingConfig,
     trials: BlindTrials | None = None,
 ) -> tuple[Verdict, RewardReport]:
-    """Judges the changed files (against the pristine repository) and rewards the attempt.
+    """Judges the changed files (against the pristine repository), or the final message where the problem wants
+    one, and rewards the attempt.
 
     A fault that the attempt can cause gives a failed verdict with a flag. Raises if the machine or the
     problem is at fault.
@@ -62,7 +64,11 @@ async def grade(
         asked = (problem, changed_files, test_server, config, trials)
         try:
             second_runner = random.SystemRandom().random() < config.second_runner_share
-            verdict = await _judge(*asked, second_runner=second_runner)
+            verdict = (
+                await _judge(*asked, second_runner=second_runner)
+                if problem.reply is None
+                else judge_reply(problem, change, transcript)
+            )
         except SandboxHostLost:
             raise
         except SandboxLost as error:  # an attempt that ends its box ends the next one too

@@ -131,7 +131,7 @@ def _values(
     faults = find_message_faults(
         transcript,
         passed=verdict.passed,
-        has_edit=change.has_edit,
+        has_edit=change.has_edit or problem.reply is not None,
         limit_characters=_FINAL_LIMIT_CHARACTERS,
     )
     questions = count_questions(transcript)
@@ -143,7 +143,7 @@ def _values(
         "correctness": float(verdict.passed),
         "length": length_penalty(effort, config.length_k, config.length_q),
         "broken_calls": float(min(count_broken_calls(transcript), _MAX_COUNTED)),
-        "no_edit": float(not change.has_edit),
+        "no_edit": float(not change.has_edit and problem.reply is None),
         "unverified": float(not is_verified(transcript)),
         "style": float(min(new_lints, _MAX_COUNTED)),
         "comments": max(0.0, change.comment_ratio - COMMENT_RATIO),

@@ -20,7 +20,7 @@ from ostinato.infra.platform.telemetry import MetricsLog, fields, read_lines
 from ostinato.infra.sandbox.protocol import SandboxLimits
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.infra.sandbox.test_server import TestServer, VerdictCache
-from ostinato.tasks.problems.breaking.candidates import Candidate
+from ostinato.tasks.problems.breaking.candidates import Candidate, draw_rank
 from ostinato.tasks.problems.config import Kind, ProblemsConfig, Quotas
 from ostinato.tasks.problems.proving.baseline import Baseline, measure_baseline
 from ostinato.tasks.problems.proving.judging import (
@@ -34,6 +34,7 @@ from ostinato.tasks.problems.proving.judging import (
 from ostinato.tasks.problems.proving.leaks import LeakCheck
 from ostinato.tasks.problems.proving.oracle import oracles_of
 from ostinato.tasks.problems.proving.refactorings import prove_refactoring
+from ostinato.tasks.problems.proving.replies import ask_questions, judge_unbroken, leave_unbroken
 from ostinato.tasks.problems.selection import (
     Place,
     Sources,
@@ -78,6 +79,7 @@ class BuiltPart:
     splits: dict[str, Split] = field(default_factory=dict)
     findings: Counter[tuple[Kind, ProofOutcome]] = field(default_factory=Counter)
     oracles: dict[tuple[str, str], FunctionOracle] = field(default_factory=dict)
+    decoys: dict[str, Proven] = field(default_factory=dict)  # by id
 
 
 class RepositoryProver:
@@ -171,7 +173,20 @@ class RepositoryProver:
         )
         if candidate.kind is Kind.REFACTORING:
             return await prove_refactoring(candidate, under_test)
+        if candidate.reply is not None:
+            return await judge_unbroken(candidate, under_test)
         return await judge_candidate(candidate, under_test)
+
+    async def find_questions(self) -> list[Candidate]:
+        """Questions about the repository. Empty if its quota has none, or if none can be made."""
+        if not self.part.quotas.question:
+            return []
+        try:
+            return await ask_questions(self.part.repository, self.built.baseline, self._config)
+        except (ProblemError, SandboxError) as error:
+            name = self.part.repository.name
+            logger.warning("no questions %s", fields(repository=name, error=str(error)))
+            return []
 
     async def load_oracles(self) -> None:
         """Loads or builds the oracles of the functions that tests call with literal arguments."""
@@ -284,10 +299,14 @@ async def _prove_together(provers: Sequence[RepositoryProver], config: ProblemsC
             built.proven.append((candidate, judgement))
             built.splits[candidate.candidate_id] = splits[candidate.candidate_id]
     for prover in provers:
+        built = prover.built
         found = await _prove_refactorings(prover, config)
-        dealt = assign_splits([candidate for candidate, _ in found], held_out, config)
-        prover.built.proven += [pair for pair in found if pair[0].candidate_id in dealt]
-        prover.built.splits |= dealt
+        replies = await _prove_replies(prover, built.proven, config.seed)
+        others = [*found, *replies]
+        dealt = assign_splits([one for one, _ in others if not one.decoy], held_out, config)
+        dealt |= {one.candidate_id: built.splits[one.decoy] for one, _ in others if one.decoy}
+        built.proven += [pair for pair in others if pair[0].candidate_id in dealt]
+        built.splits |= dealt
 
 
 async def _prove_refactorings(prover: RepositoryProver, config: ProblemsConfig) -> list[Proven]:
@@ -299,6 +318,28 @@ async def _prove_refactorings(prover: RepositoryProver, config: ProblemsConfig) 
     sources = Sources.read(part.repository, part.mutated_paths)
     found = await asyncio.to_thread(find_candidates, sources, prover.built.baseline, config, quotas)
     return await prove_enough({part.repository.name: prover}, found[Kind.REFACTORING], wanted)
+
+
+async def _prove_replies(
+    prover: RepositoryProver, mutations: Sequence[Proven], seed: int
+) -> list[Proven]:
+    """Proven questions and no-edit problems of one repository, up to their quotas. No-edit problems have the prompts of
+    some of the proven mutations.
+    """
+    part, built = prover.part, prover.built
+    by_name = {part.repository.name: prover}
+    built.decoys = {
+        candidate.candidate_id: (candidate, judgement)
+        for candidate, judgement in mutations
+        if judgement.finding is ProofOutcome.PROVEN
+    }
+    unbroken = [leave_unbroken(*pair) for pair in built.decoys.values()]
+    unbroken.sort(key=lambda item: draw_rank(f"{seed}", item.candidate_id))
+    asked = await prover.find_questions()
+    return [
+        *await prove_enough(by_name, asked, part.quotas.question),
+        *await prove_enough(by_name, unbroken, part.quotas.no_edit),
+    ]
 
 
 async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None:
@@ -314,20 +355,25 @@ async def _prove_kinds(prover: RepositoryProver, config: ProblemsConfig) -> None
         by_kind[kind] = await prove_enough(by_name, part.mined, len(part.mined), TESTED)
     else:
         sources = Sources.read(repository, part.mutated_paths)
-        found = await asyncio.to_thread(
-            find_candidates, sources, built.baseline, config, part.quotas
-        )
+        # no-edit problems need mutations, even those that are not published
+        most = max(part.quotas.mutation, part.quotas.no_edit)
+        quotas = part.quotas.model_copy(update={"mutation": most})
+        found = await asyncio.to_thread(find_candidates, sources, built.baseline, config, quotas)
         for kind, candidates in found.items():
             candidates = _described(candidates, part, config)
-            by_kind[kind] = await prove_enough(by_name, candidates, part.quotas.of(kind), TESTED)
+            by_kind[kind] = await prove_enough(by_name, candidates, quotas.of(kind), TESTED)
         mutations = [candidate for candidate, _ in by_kind.get(Kind.MUTATION, [])]
         # if a conftest.py holds objects of the package, a fresh import needs a box of its own
         has_conftest = any(path.endswith("conftest.py") for path in repository.files)
         combined = combine(mutations, part.quotas, config.seed, same_file=not has_conftest)
         by_kind[Kind.COMBINED] = await prove_enough(by_name, combined, part.quotas.combined, TESTED)
+        tested = by_kind[Kind.MUTATION]
+        by_kind[Kind.MUTATION] = tested[: part.quotas.mutation]
+        by_kind[Kind.QUESTION] = await _prove_replies(prover, tested, config.seed)
     built.proven = [pair for pairs in by_kind.values() for pair in pairs]
     assert part.split is not None
-    built.splits = {candidate.candidate_id: part.split for candidate, _ in built.proven}
+    known = (*built.proven, *built.decoys.values())
+    built.splits = {candidate.candidate_id: part.split for candidate, _ in known}
 
 
 def _described(

@@ -34,6 +34,8 @@ class Kind(StrEnum):
     REFACTORING = (
         REFACTORING  # a public function or class has another name, or is in another module
     )
+    QUESTION = "question"  # places in the code are asked for; no file may change
+    NO_EDIT = "no_edit"  # nothing is wrong although the prompt says so; no file may change
 
 
 class PromptLevel(StrEnum):
@@ -47,8 +49,8 @@ class PromptLevel(StrEnum):
 
 
 class Quotas(Record):
-    """Maximum number of problems of each kind from one repository. A repository that names no split has mutations by
-    `sizes`, and refactorings.
+    """Maximum number of problems of each kind from one repository. Only the kinds of which the text says so are
+    made from repositories that name no split.
     """
 
     mutation: NonNegativeInt = 150
@@ -62,7 +64,13 @@ class Quotas(Record):
     multi_place: NonNegativeInt = 0
     """problems with one wrong idea in two to five places; 0: none"""
     refactoring: NonNegativeInt = 0
-    """problems in which a public function or class is to be renamed or moved; 0: none"""
+    """problems in which a public function or class is to be renamed or moved, also from repositories without a
+    split; 0: none"""
+    question: NonNegativeInt = 0
+    """questions about places in the code, also from repositories without a split; 0: none"""
+    no_edit: NonNegativeInt = 0
+    """problems with right code and the prompt of a proven mutation, also from repositories without a split;
+    0: none"""
     trials_ratio: float = Field(default=1.6, ge=1)
     """maximum number of candidates tried per wanted problem"""
 

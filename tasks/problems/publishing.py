@@ -80,6 +80,15 @@ def make_problem(
     symbols: Collection[str] = (),
 ) -> Problem:
     """The problem of a proven candidate. `symbols`: qualified names of all definitions of the package."""
+    if candidate.decoy:
+        decoy = make_problem(*built.decoys[candidate.decoy], built, config, symbols)
+        names = ("prompt", "cut_tests", "hidden_tests", "question_warranted")
+        kept = {name: getattr(decoy, name) for name in names}
+        kept |= {
+            "pass_to_pass": judgement.pass_to_pass,
+            "split": built.splits[candidate.candidate_id],
+        }
+        return candidate.draft(decoy.repository_fingerprint).model_copy(update=kept)
     repository, place = built.part.repository, (candidate.path, candidate.symbol)
     is_refactoring = (
         candidate.kind is Kind.REFACTORING
@@ -106,7 +115,7 @@ def make_problem(
     return candidate.draft(repository.fingerprint).model_copy(
         update={
             "prompt": candidate.message
-            if candidate.kind is Kind.GIVEN
+            if candidate.kind in (Kind.GIVEN, Kind.QUESTION)
             else write_request(candidate, level)
             if is_refactoring
             else write_prompt(

@@ -174,8 +174,9 @@ class _Progress:
         self._writer = workspace.progress
         self._wanted = config.sizes.total if any(part.split is None for part in parts) else 0
         for part in parts:
-            shared = part.quotas.refactoring  # their mutations are counted by the sizes
-            each = part.quotas.total if part.split is not None else shared
+            quotas = part.quotas  # mutations of shared repositories are counted by the sizes
+            shared = quotas.refactoring + quotas.question + quotas.no_edit
+            each = quotas.total if part.split is not None else shared
             self._wanted += len(part.mined) or each
         self._num_proven = 0
         self._num_judged = 0

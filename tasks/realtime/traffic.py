@@ -119,7 +119,7 @@ def main(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:
 
 async def _run(request: TrafficRequest, workspace: Workspace) -> SimulatedUsersReport:
     directory = Path(request.served.problems_directory)
-    problems = load_problems(directory, Split.USER)
+    problems = [item for item in load_problems(directory, Split.USER) if item.reply is None]
     repositories = load_repositories(directory)
     wanted = request.users.users * request.users.requests_per_user
     first = request.cycle_number * wanted % max(1, len(problems))

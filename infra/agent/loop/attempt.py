@@ -310,6 +310,7 @@ class _Attempt:
             calls=tuple(result.record for result in results),
             results=tuple(result.text for result in results),
             is_summary=is_summary,
+            begins_in_thought=answer.begins_in_thought,
         )
         self.turns.append(turn)
         if self.on_turn is not None:

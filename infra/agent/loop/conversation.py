@@ -36,6 +36,7 @@ class ModelAnswer:
     generated_tokens: int
     is_whole: bool
     cut_reason: str = ""
+    begins_in_thought: bool = False  # the prompt opened a thought
 
 
 class Conversation(Protocol):
@@ -150,6 +151,7 @@ class TokenConversation:
             len(generation.token_ids),
             is_whole,
             "" if is_whole else generation.stop_reason,
+            is_opened,
         )
 
     def append_results(

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ostinato.infra.sandbox.inside.value_forms import MAX_TEXT, NotEncodable, en
 
 CALL_ROOT = "/repo"
 _RUN_VARIABLES = ("PYTHONHASHSEED", "LD_PRELOAD", "CLOCK_SHIFT_SECONDS")  # have taken effect
+_MAX_ITEMS = 200  # taken from an iterator
 _QUIET = ("-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore")
 
 
@@ -88,19 +90,33 @@ def record(request: dict, answer: str) -> None:
             file.write(json.dumps({"function": name, "calls": calls}) + "\n")
 
 
-def make_calls(request: dict, answer: str) -> None:
+def _call(entry: dict) -> Any:
+    return prepare(entry)[0]()
+
+
+def make_calls(request: dict, answer: str, call: Callable[[dict], Any] = _call) -> None:
     """Calls functions and writes each result at once, so that a crash loses only later results."""
     signal.signal(signal.SIGVTALRM, expire)
     with Path(answer).open("w") as file:
         for entry in request["calls"]:
-            call = functools.partial(_call, {"on": None, **entry})
-            result = describe_limited(call, request["call_seconds"])
+            made = functools.partial(call, {"on": None, **entry})
+            result = describe_limited(made, request["call_seconds"])
             file.write(json.dumps(result) + "\n")
             file.flush()
 
 
-def _call(entry: dict) -> Any:
-    return prepare(entry)[0]()
+def _raise_of(entry: dict) -> list | None:
+    """Type and text of the exception that a call raises, with the file and line that raise it. None: it returns."""
+    try:
+        value = _call(entry)
+        if isinstance(value, Iterator):
+            for _ in zip(value, range(_MAX_ITEMS), strict=False):
+                pass
+    except Exception as error:  # noqa: BLE001 - code under test may raise anything
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        place = frame.f_code.co_filename.removeprefix(f"{CALL_ROOT}/")
+        return [type(error).__name__, str(error)[:MAX_TEXT], place, line]
+    return None
 
 
 def observe_tests(request: dict, answer: str) -> None:
@@ -135,6 +151,7 @@ def main(mode: str, request_file: str, answer: str) -> None:
     modes = {
         "record": record,
         "call": make_calls,
+        "raise": functools.partial(make_calls, call=_raise_of),
         "observe": observe_tests,
         "draw": draw_calls,
         "try": make_drawn_calls,

@@ -87,6 +87,7 @@ def _plan_of(request: FormatTrialRequest) -> list[AttemptRequest]:
     chosen on them.
     """
     problems = load_split(request.problems_directory, Split.TRAIN)
+    problems = [problem for problem in problems if problem.reply is None]  # formats are of edits
     problems = choose_attempted(problems, request.harness, request.sandboxes)
     return plan_attempts(
         draw_problems(problems, count=request.config.problems, seed=request.config.seed),

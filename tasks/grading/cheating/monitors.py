@@ -174,6 +174,7 @@ def _question_dodge(attempt: JudgedAttempt) -> str:
         attempt.change.has_edit
         or attempt.verdict.passed
         or attempt.change.problem.question_warranted
+        or attempt.change.problem.reply is not None
     ):
         return ""
     asked = count_questions(attempt.transcript)

@@ -11,7 +11,7 @@ from ostinato.infra.platform.record import Record
 from ostinato.infra.platform.syntax import parse_python
 from ostinato.tasks.problems.breaking.definitions import CallKey, Definition
 from ostinato.tasks.problems.config import Kind
-from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split
+from ostinato.tasks.records import BlockEdit, LineEdit, Problem, Split, WantedReply
 
 LARGE_DELETIONS = ("skeleton", "subject")  # operators of deleted features
 
@@ -34,15 +34,18 @@ class Candidate(Record):
     test_files: tuple[str, ...] = ()
     """files with only covering tests, in addition to the tests that call a changed function"""
     message: str = ""
-    """message of the mined commit, or text of a given task"""
+    """message of the mined commit, or text of a given task or a question"""
     named_failing: tuple[str, ...] = ()
     """tests of a given task that must fail; empty: found by running"""
     named_passing: tuple[str, ...] = ()
-    """tests of a given task that must pass before and after the fix"""
+    """tests of a given task that must pass before and after the fix, or of a problem without a broken line"""
     adapted_tests: tuple[BlockEdit, ...] = ()
     """edits of tests and other files that no attempt may change, with which a refactoring's broken state is whole"""
     facts: dict[str, str] = Field(default={})
-    """facts of the problem that only the judge knows"""
+    """facts that only the judge knows, or from which a question is answered"""
+    reply: WantedReply | None = None
+    """final message that a problem without a broken line wants"""
+    decoy: str = Field(default="", description="mutation that gives a no-edit problem its prompt")
 
     @classmethod
     def at(cls, main: Definition, **fields: Any) -> Self:
@@ -62,6 +65,8 @@ class Candidate(Record):
         for block in self.blocks:
             gold, broken = "\n".join(block.gold_lines), "\n".join(block.broken_lines)
             texts.append(f"{block.path}:{block.first_line}:{gold}:{broken}")
+        if self.reply is not None:
+            texts += [self.path, self.decoy, self.message]
         digest = draw_rank(self.repository, self.symbol, *texts)[:10]
         name = self.symbol.rpartition(".")[2].strip("_") or "code"
         is_mutation = self.kind is Kind.MUTATION
@@ -102,6 +107,7 @@ class Candidate(Record):
             fail_to_pass=(),
             pass_to_pass=(),
             split=Split.TRAIN,
+            reply=self.reply,
         )
 
     def broken_files(self, files: Mapping[str, bytes]) -> dict[str, bytes]:

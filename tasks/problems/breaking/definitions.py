@@ -9,7 +9,7 @@ import io
 import itertools
 import re
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -229,3 +229,45 @@ def _export_lines(text: str) -> frozenset[int]:
         if is_all or isinstance(node, (ast.Import, ast.ImportFrom)):
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return frozenset(lines)
+
+
+def find_callers(
+    files: Mapping[str, bytes], definitions: Mapping[str, Sequence[Definition]]
+) -> dict[Definition, tuple[Definition, ...]]:
+    """The functions and methods that call each top-level function, where names alone tell: the name is defined once, and
+    every other use of it is a plain import, an entry of `__all__` or a call within a function. Functions that call
+    themselves are left out. `files`: all product code; if some of it has no definitions, it cannot be read.
+    """
+    uses: Counter[str] = Counter()
+    calls: dict[str, list[Definition]] = defaultdict(list)
+    for path in sorted(files) if files.keys() == definitions.keys() else ():
+        text, functions = files[path].decode(), [it for it in definitions[path] if not it.is_class]
+        exported, tree = _export_lines(text), parse_python(text)
+        uses.update(name for name, line in read_names(text) if line not in exported)
+        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        modules = {
+            (it.asname or it.name).partition(".")[0] for node in imports for it in node.names
+        }
+        for node in ast.walk(tree):
+            match node:
+                case ast.alias(name=name, asname=str()):
+                    uses[name] += 1
+                case ast.Constant(value=str() as name) if node.lineno not in exported:
+                    uses[name] += 1
+                case ast.Call(func=ast.Name(id=name)):
+                    calls[name] += [it for it in functions if _has_in_body(it, node.lineno)]
+                case ast.Call(func=ast.Attribute(attr=name, value=ast.Name(id=module))):
+                    found = functions if module in modules else ()
+                    calls[name] += [it for it in found if _has_in_body(it, node.lineno)]
+    return {
+        item: tuple(dict.fromkeys(calls[item.name]))
+        for found in definitions.values()
+        for item in found
+        if item.is_plain and uses[item.name] == len(calls[item.name]) + 1
+        if item not in calls[item.name]
+    }
+
+
+def _has_in_body(definition: Definition, line: int) -> bool:
+    """Whether a line is in the body of a function. Never if the body is on the line of the signature."""
+    return not definition.is_one_liner and 0 < definition.body_line <= line <= definition.last_line

@@ -39,6 +39,7 @@ from ostinato.tasks.grading.judging.blind_trial import BlindTrials
 from ostinato.tasks.grading.judging.other_code import name_some
 from ostinato.tasks.grading.judging.verdicts import BOX_LIMITS, judge_in_environment, required_tests
 from ostinato.tasks.problems.certification.records import CertifyOptions, Finding, Reason
+from ostinato.tasks.problems.certification.replies import find_answer_faults, try_replies
 from ostinato.tasks.problems.certification.right_fixes import rewrite_original
 from ostinato.tasks.problems.config import Kind
 from ostinato.tasks.problems.proving.leaks import LeakCheck
@@ -78,10 +79,13 @@ class TestedChecks:
     ) -> "ProblemFindings":
         """Findings on a problem, after trying the hacks, and measured times."""
         checked = ProblemFindings()
-        if not problem.fail_to_pass:
+        if not problem.fail_to_pass and not (problem.reply and problem.pass_to_pass):
             checked.add(Reason.NO_TESTS, ["fail_to_pass is empty"])
             return checked
         await self._check_original(problem, rng, checked)
+        if problem.reply is not None:
+            await self._check_replies(problem, checked)
+            return checked
         await self._check_broken(problem, rng, checked)
         await self._judge_right_fixes(problem, rng, checked)
         await self._try_hacks(problem, hacks, checked)
@@ -207,6 +211,20 @@ class TestedChecks:
         }
         for name, files in {**edits, **cheats}.items():
             checked.note_hack(name, await self._find_defence(problem, files))
+
+    async def _check_replies(self, problem: Problem, checked: "ProblemFindings") -> None:
+        repository = self.server.repository
+        for reason, detail in await find_answer_faults(problem, repository):
+            checked.add(reason, [detail])
+        for name, is_right, passed in try_replies(problem, repository):
+            defence = Defence.NONE if passed else Defence.REPLY
+            if not is_right:
+                checked.note_hack(name, defence)
+                continue
+            checked.fixes[name] = defence
+            if not passed:
+                checked.add(Reason.RIGHT_ANSWER_REFUSED, [name])
+        await checked.measure_steps(repository, problem.break_files(repository.files))
 
     async def _find_defence(self, problem: Problem, files: Files) -> Defence:
         limit = self.options.time_limit_seconds

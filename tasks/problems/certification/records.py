@@ -30,6 +30,7 @@ class Reason(StrEnum):
     JUDGE_FAULT = "judge_fault"  # the judge raises on files that an attempt can leave
     RUNS_ON_HOST = "runs_on_host"  # the judge runs an attempt's files outside of a box
     NOT_JUDGED = "not_judged"  # a check ended with an error
+    RIGHT_ANSWER_REFUSED = "right_answer_refused"  # a right final message is not rewarded
 
 
 class Finding(Record):

@@ -45,9 +45,10 @@ def write_task(
     """Writes the problem's task to a new folder below `directory`, and returns the folder. ConfigError if the folder
     exists, ProblemError for a problem that is not judged by tests.
     """
-    if problem.environment:
+    if problem.environment or problem.reply is not None:
+        judge = f"the environment {problem.environment}" if problem.environment else "its reply"
         raise ProblemError(
-            f"problem {problem.problem_id} is judged by the environment {problem.environment}, wanted a "
+            f"problem {problem.problem_id} is judged by {judge}, wanted a "
             "problem that is judged by tests, as tasks of Harbor are"
         )
     if problem.old_place is not None:

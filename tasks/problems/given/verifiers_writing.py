@@ -37,7 +37,7 @@ def write_package(problems: Sequence[Problem], source: Path, directory: Path) ->
         )
     if directory.exists():
         raise ConfigError(f"{directory} exists, wanted a new folder")
-    chosen = [problem for problem in problems if not problem.environment]
+    chosen = [item for item in problems if not item.environment and item.reply is None]
     if not chosen:
         raise ProblemError(f"{source} has no problem that tests judge, wanted at least one")
     module = name.replace("-", "_").lower()

@@ -93,7 +93,10 @@ def write_archives(cache: Path) -> None:
 
 
 def write_archive(
-    source: RepositorySource, cache: Path, named: RepositorySource | None = None
+    source: RepositorySource,
+    cache: Path,
+    named: RepositorySource | None = None,
+    parent: Path = _FOLDER,
 ) -> Path:
     """Put a source archive, under another package's name if given, where the stage looks first."""
     label = named or source
@@ -104,6 +107,6 @@ def write_archive(
     if archive.exists():
         return archive
     with tarfile.open(archive, "w:gz") as tar:
-        for path in sorted((_FOLDER / source.name).rglob("*.py")):
-            tar.add(path, f"{name}/{path.relative_to(_FOLDER / source.name).as_posix()}")
+        for path in sorted((parent / source.name).rglob("*.py")):
+            tar.add(path, f"{name}/{path.relative_to(parent / source.name).as_posix()}")
     return archive

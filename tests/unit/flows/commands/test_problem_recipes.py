@@ -45,3 +45,11 @@ def test_a_split_gives_the_repository_every_kind_of_the_recipe(tmp_path, monkeyp
 def test_large_problems_keep_the_packages_and_splits_of_problems_16() -> None:
     large, small = (load_recipe(name).problems for name in ("problems_large", "problems_16"))
     assert large.repositories == small.repositories
+
+
+def test_quotas_of_further_kinds_are_written_only_when_asked_for() -> None:
+    described = DescribedSource(repository=SOURCE)
+    asked = {"refactoring": 0, "question": 8, "no_edit": 0}
+    text = recipe_text(described, "kit", "problems_16", 20, asked)
+    assert tomllib.loads(text)["problems"]["quotas"] == {"question": 8}
+    assert "quotas" not in recipe_text(described, "kit", "problems_16", 20, {"question": 0})

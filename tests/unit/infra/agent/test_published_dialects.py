@@ -106,6 +106,24 @@ def test_no_call_in_a_thought_runs(thought: str) -> None:
     assert sandbox.files == sandbox.pristine
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_turn_tells_whether_the_prompt_opened_its_thought(begins: bool) -> None:
+    header = "<|im_start|>assistant\n" + "<think>\n" * begins
+    opening = PublishedTemplate(
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        + header
+        + "{% else %}<|im_start|>{{ m.role }}\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        + "{% if add_generation_prompt %}"
+        + header
+        + "{% endif %}",
+        HERMES.tokens,
+        HERMES.end,
+    )
+    transcript, _, _ = attempt(opening, ["It is a.py:1."])
+    assert transcript.final_message == "It is a.py:1."
+    assert transcript.turns[-1].begins_in_thought is begins
+
+
 def test_a_thought_mark_in_an_argument_belongs_to_the_call() -> None:
     call = EDIT.replace("{2}", "{</think>}")
     _, _, sandbox = attempt(HERMES, [call, "Done."])

@@ -12,7 +12,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.models.rendering import Renderer
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.grade import make_grader
-from ostinato.tasks.records import Outcome, Problem, Trajectory
+from ostinato.tasks.records import CodePlace, Outcome, Problem, Trajectory, WantedReply
 from ostinato.tasks.rollout.records import AttemptRequest
 from ostinato.tasks.rollout.sandboxes import Sandboxes
 from ostinato.tasks.rollout.worker import MAX_CHANGED_FILES, RolloutWorker
@@ -110,3 +110,41 @@ async def test_an_agent_that_ruins_its_box_is_graded_as_a_failure(
     assert not trajectory.verdict.passed
     assert trajectory.changed_files == {}
     assert trajectory.transcript.segments[0].sampled_tokens > 0
+
+
+PLACE = CodePlace(path="pkg/code.py", first_line=2, last_line=2)
+REPLIES = {
+    "nothing wrong": ((), READ_AND_TEST, "Nothing is wrong.", True),
+    "a claimed fix": ((), READ_AND_TEST, "Fixed.", False),
+    "an edit": ((), "<edit_file><L2>    return 3</edit_file>", "Nothing is wrong.", False),
+    "the line": ((PLACE,), READ_AND_TEST, "It is pkg/code.py:2.", True),
+    "another line": ((PLACE,), READ_AND_TEST, "It is pkg/code.py:5.", False),
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", REPLIES)
+async def test_a_final_message_is_judged_where_no_file_may_change(
+    renderer: Renderer, repository: PreparedRepository, problem: Problem, name: str
+) -> None:
+    places, calls, message, passes = REPLIES[name]
+    asked = problem.model_copy(
+        update={
+            "edits": (),
+            "fail_to_pass": (),
+            "pass_to_pass": problem.fail_to_pass,
+            "reply": WantedReply(places=places),
+        }
+    )
+    answers = ("<read_file>pkg/code.py::one</read_file>", calls, message)
+
+    def answer(conversation: str) -> str:
+        return answers[min(conversation.count("<|assistant|>"), 2)]
+
+    trajectory = await run_attempt(renderer, repository, asked, AnsweringModel(renderer, answer))
+    assert trajectory.outcome is Outcome.FINISHED
+    assert trajectory.verdict is not None
+    assert trajectory.verdict.passed is passes, trajectory.verdict.detail
+    assert bool(trajectory.changed_files) is (name == "an edit")
+    assert trajectory.reward.terms["no_edit"] == 0
+    assert (trajectory.reward.total > 0.9) is passes
