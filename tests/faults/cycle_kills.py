@@ -32,7 +32,7 @@ from tests.faults.test_up import Machine
 
 CYCLE = "realtime-cycle/every-5-hours"
 # A stage of the cycle that is under way, by a part of its entry and of its last message, the longest pause before the
-# kill, and the kind of process that every second kill waits for, since it lives for a second or two on a fast machine.
+# kill, and the kind of process that every second kill waits for and hits, since it lives for a second or two.
 # The last moment is the gate's: the candidate's evaluation has ended.
 MOMENTS = {
     "users": ("realtime.traffic", "", 12.0, "bwrap"),
@@ -94,9 +94,10 @@ class KilledCycles:
         self.tries[moment] += 1
         if kind and self.tries[moment] % 2:
             wait_until(kind, lambda: self.kills.lives(kind) or self._has_ended(run), _CYCLE_SECONDS)
+            killed = self.kills.kill(kind)
         else:
             time.sleep(self.kills.dice.uniform(0, longest))
-        killed = self.kills.kill()
+            killed = self.kills.kill()
         if killed == "all":
             self.up.wait()
             self.start_up()

@@ -40,13 +40,16 @@ class DrawnKills:
         self.dice = random.Random(seed)
         self.hit: Counter[str] = Counter()
 
-    def kill(self) -> str:
-        """Kills once. Returns the kind of the process, or "all"."""
+    def kill(self, wanted: str = "") -> str:
+        """Kills once: a process of the kind `wanted` if one is alive, else one of the kind that was hit least often.
+        Returns the kind of the process, or "all".
+        """
         found = defaultdict(list)
         for process in self._processes():
             if kind := kind_of(process):
                 found[kind].append(process)
         kind = min({*found, "all"}, key=lambda kind: (self.hit[kind], self.dice.random()))
+        kind = wanted if wanted in found else kind
         self.hit[kind] += 1
         if kind == "all":
             for process in of_home(self._home):
