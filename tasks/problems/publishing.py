@@ -103,6 +103,7 @@ def make_problem(
             "prompt": candidate.message
             if candidate.kind is Kind.GIVEN
             else write_prompt(level, candidate, judgement, oracle, docstring, config.seed),
+            "prompt_level": "" if candidate.kind is Kind.GIVEN else level.value,
             "fail_to_pass": judgement.fail_to_pass,
             "pass_to_pass": judgement.pass_to_pass,
             "hidden_tests": hidden,
