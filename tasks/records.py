@@ -357,7 +357,7 @@ class SliceScore(StageRecord):
     average: Metric = Field(description="mean solve rate of single attempts")
     best_of: Metric = Field(description="share of problems solved by at least one attempt")
     all_of: Metric = Field(description="share of problems solved by every attempt, pass^k")
-    attempt_means: AttemptMeans = Field(description="means over all attempts")
+    attempt_means: AttemptMeans | None = Field(description="means over all attempts")
     problem_ids: tuple[str, ...]
 
 

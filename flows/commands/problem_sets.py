@@ -13,6 +13,7 @@ from ostinato.flows.stages.console import say
 from ostinato.infra.platform.cluster.child_main import load_entry
 from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.settings import load_settings
+from ostinato.tasks.records import Split
 from ostinato.tasks.rollout.config import PROBE_ATTEMPTS
 
 # Loaded by name: their imports would delay every other command by a second.
@@ -100,6 +101,28 @@ def problems_export(
         {"directory": directory, "tasks": written},
         lambda: typer.echo(f"{written} tasks written to {directory}"),
     )
+
+
+@problem_sets.command("suite")
+@answering
+def problems_suite(
+    problems: Annotated[
+        str, typer.Argument(help="artifact problems/NAME@VERSION, or folder of a built set")
+    ],
+    to: Annotated[Path, typer.Option(help="new folder, which names the suite", file_okay=False)],
+    split: Annotated[
+        list[Split], typer.Option(help="split that its problems are of; repeatable")
+    ] = [Split.HELD_OUT],  # noqa: B006 - typer copies it
+    max_per_slice: Annotated[
+        int | None, typer.Option(help="problems that each slice draws; all when absent", min=1)
+    ] = None,
+    version: Annotated[int, typer.Option(help="version of the suite", min=1)] = 1,
+) -> CommandResult:
+    """Makes a suite for `ostinato evaluate --suite`: a folder with problems, their repositories, slices and checksums."""
+    make = load_entry(f"{RECIPES}:make_suite")
+    title, slices = make(load_settings(), problems, to, version, split, max_per_slice)
+    say(f"{title}: " + ", ".join(f"{name} {count}" for name, count in slices.items()))
+    return CommandResult({"suite": title, "directory": to.resolve(), "slices": slices})
 
 
 @problem_sets.command("probe")
