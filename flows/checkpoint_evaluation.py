@@ -10,14 +10,17 @@ from prefect.states import Completed, Failed
 from ostinato.flows.commands.run_flow import GATE_FAILED
 from ostinato.flows.problem_building import problems_for
 from ostinato.flows.reporting.evaluations import EvaluationReport, note_overlap, show_evaluation
+from ostinato.flows.reporting.suite_report import suite_figures
 from ostinato.flows.stages import chain, realtime
 from ostinato.flows.stages.checkpoints import NEWEST, has_trained
 from ostinato.flows.stages.events import send_evaluation_skipped, send_gate_event
 from ostinato.flows.stages.forms import CheckpointName, Options, ProblemSet, RecipeName, Seed, Suite
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import StageContext
+from ostinato.flows.stages.suites import open_suite
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.artifacts import ArtifactRef
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.tasks.evaluation.gates import gate_candidate
 
 logger = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ def checkpoint_evaluation(
     recipe: RecipeName = "nano",
     seed: Seed = None,
     checkpoint: CheckpointName = NEWEST,
-    suite: Suite = Suite.BOTH,
+    suite: Suite | str = Suite.BOTH.value,
     against: CheckpointName | None = None,
     problems: ProblemSet = None,
     endpoint: Endpoint | None = None,
@@ -44,7 +47,8 @@ def checkpoint_evaluation(
 
     Args:
         checkpoint: champion, newest (the recipe's), or kind/name@version.
-        suite: held-out splits to score on; the gate judges on the first of them.
+        suite: held-out splits to score on, of which the gate judges on the first, or a suite: its folder, or
+            its name in the home.
         against: checkpoint to compare with; the champion of the recipe's serving line when absent.
         endpoint: a model that somebody else serves, scored in place of the checkpoint as an outside
             baseline: shown with the other checkpoint's scorecard, judged by no gate.
@@ -55,41 +59,48 @@ def checkpoint_evaluation(
     context = StageContext.open(recipe, seed, options, may_train=False)
     if skip_untrained and checkpoint == NEWEST and not has_trained(context.recipe, context.ledger):
         return _skip(context.recipe.name)
+    opened = open_suite(context.settings, suite, context.recipe.cycle.gate)
+    if opened is not None and problems is not None:
+        raise ConfigError(f"problems {problems} with suite {suite}, wanted one of them")
     scored = (
         context.checkpoint_named(checkpoint)
         if endpoint is None
         else chain.endpoint_artifact(context, endpoint)
     )
     other = context.checkpoint_named(against) if against else realtime.champion_of(context)
-    problems = problems_for(context, problems, recipe, seed)
-    cards = [chain.evaluate(context, problems, scored, split) for split in suite.splits]
-    notes = [note_overlap(context, scored, problems, split) for split in suite.splits]
-    held_against = None
-    if other is not None:
-        held_against = chain.evaluate(context, problems, other, suite.splits[0])
+    splits = Suite(suite).splits if opened is None else (None,)
+    problems = (
+        chain.publish_suite(context, *opened)
+        if opened
+        else problems_for(context, problems, recipe, seed)
+    )
+    cards = [chain.evaluate(context, problems, scored, split) for split in splits]
+    notes = [note_overlap(context, scored, problems, split) for split in splits]
+    held_against = None if other is None else chain.evaluate(context, problems, other, splits[0])
     decision = None
     if endpoint is None:
         decision = gate_candidate(cards[0], held_against, context.recipe.cycle.gate)
-    elif other is not None and held_against is not None:
+    if other is not None and held_against is not None and (endpoint or opened):
         cards.append(held_against)
-        notes.append(note_overlap(context, other, problems, suite.splits[0]))
+        notes.append(note_overlap(context, other, problems, splits[0]))
     report = EvaluationReport(
         checkpoint=str(scored) if endpoint is None else endpoint.title,
         against=None if other is None else str(other),
-        suite=suite.value,
+        suite=cards[0].suite if opened else suite,
         commit=commit,
         recipe=context.recipe.name,
         seed=context.recipe.seed,
         scorecards=tuple(cards),
         in_training_text=tuple(notes),
         decision=decision,
+        figures=suite_figures(context, cards) if opened else None,
     )
     if decision is not None:
         parameters = {"recipe": recipe, "seed": seed, "problems": str(problems)}
         parameters |= {"options": context.options.model_dump(mode="json")}
-        send_gate_event(
-            report.checkpoint, decision, parameters if _is_for_users(context, scored) else None
-        )
+        # a promotion judges on the recipe's own problems, not on a suite
+        is_offered = opened is None and _is_for_users(context, scored)
+        send_gate_event(report.checkpoint, decision, parameters if is_offered else None)
     directory = None if report_directory is None else Path(report_directory)
     show_evaluation(report, directory, held_against)
     if decision is None:

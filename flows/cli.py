@@ -156,7 +156,12 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(help="champion, newest (the recipe's), or kind/name@version")
     ] = "newest",
-    suite: Annotated[Suite, typer.Option(help="held-out problems to score on")] = Suite.BOTH,
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="held-out-mutations, held-out-functions or both; or a suite: its folder, or its name in the home"
+        ),
+    ] = Suite.BOTH.value,
     against: Annotated[
         str | None, typer.Option(help="checkpoint to compare with; the champion when absent")
     ] = None,

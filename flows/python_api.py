@@ -19,6 +19,7 @@ from ostinato.flows.stages.checkpoints import KINDS, NEWEST, checkpoint_named, r
 from ostinato.flows.stages.declared import REINFORCEMENT, SCORECARD_JSON
 from ostinato.flows.stages.forms import RunOptions, Suite
 from ostinato.flows.stages.lineage import Ancestor, trace
+from ostinato.flows.stages.suites import open_suite
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.artifacts import ArtifactRef, open_artifacts
 from ostinato.infra.platform.cluster.child_main import load_entry
@@ -135,7 +136,7 @@ class Home:
         checkpoint: "CheckpointArtifact | str" = NEWEST,
         recipe: Recipe | str = "nano",
         *,
-        suite: Suite = Suite.BOTH,
+        suite: str = Suite.BOTH,
         against: str | None = None,
         endpoint: Endpoint | None = None,
         seed: int | None = None,
@@ -144,19 +145,20 @@ class Home:
         report_directory: Path | None = None,
         is_watched: bool = False,
     ) -> "EvaluationReport":
-        """Scores a checkpoint, or the model of an endpoint, on held-out problems and asks the gate. `against`: checkpoint
-        that the gate compares with; None: the champion. FlowFailed when the evaluation itself fails.
+        """Scores a checkpoint, or the model of an endpoint, on held-out problems or a suite and asks the gate. `against`:
+        checkpoint that the gate compares with; None: the champion. FlowFailed when the evaluation itself fails.
         """
         options, place_of_recipe = options or RunOptions(), self._place_of(recipe)
         checkpoint = str(checkpoint)
         loaded = load_recipe(place_of_recipe, seed=seed, overrides=options.overrides)
         named = [*([] if endpoint else [checkpoint]), *([against] if against else [])]
         refuse_unknown(self.settings, loaded, named)
+        open_suite(self.settings, suite, loaded.cycle.gate)
         with tempfile.TemporaryDirectory() as scratch:
             place = (report_directory or Path(scratch)).resolve()
             parameters = {
                 "checkpoint": checkpoint,
-                "suite": suite.value,
+                "suite": str(suite),
                 "against": against,
                 "endpoint": None if endpoint is None else endpoint.model_dump(mode="json"),
                 "commit": commit,

@@ -31,6 +31,7 @@ def realtime_cycle(
     budget = {"cycle.deadline_seconds": budget_seconds}
     context = StageContext.open(recipe, seed, options, changes=budget)
     realtime.serving_line(context)  # a recipe without a line fails here, before anything is trained
+    context.recipe.cycle.gate.refuse_slices("the split of a cycle's gate", ())
     problems = problems_for(context, problems, recipe, seed)
     trained = context.checkpoint(trained) or reinforcement(
         recipe, seed, problems, options=context.options

@@ -31,7 +31,7 @@ from ostinato.models.training.config import DEMONSTRATIONS
 from ostinato.tasks.conversion.pipeline import PipelineConfig
 from ostinato.tasks.corpus.config import SHARDS, CorpusConfig
 from ostinato.tasks.evaluation.base_models.config import BaseSelectionConfig
-from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig
+from ostinato.tasks.evaluation.config import ControlsConfig, EvaluationConfig, Prices
 from ostinato.tasks.evaluation.formats.config import FormatTrialConfig
 from ostinato.tasks.grading.config import GradingConfig
 from ostinato.tasks.grading.environments import EnvironmentConfig, refuse_absent
@@ -90,6 +90,8 @@ class Recipe(Record):
     decoding: DecodingConfig = DecodingConfig()
     reinforcement: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    prices: dict[str, Prices] = Field(default={})
+    """prices of tokens by model, as shell patterns of its name on scorecards, such as *; the first match holds"""
     controls: ControlsConfig = ControlsConfig()
     base_selection: BaseSelectionConfig = BaseSelectionConfig()
     format_trial: FormatTrialConfig = FormatTrialConfig()

@@ -126,8 +126,10 @@ class Problem(StageRecord):
     facts: dict[str, str] = Field(default={})
     """facts that only the judge knows; of a refactoring: old_path and old_name of its symbol; of a question: what its
     answer is derived from"""
-    reply: WantedReply | None = None
+    reply: WantedReply | None = Field(default=None, exclude_if=lambda reply: reply is None)
     """final message that solves the problem, which no agent sees; None: the changed files are judged"""
+    prompt_level: str = Field(default="", exclude_if=lambda level: not level)
+    """wording of the prompt, such as vague; empty: a set that does not record it, or another collection's text"""
 
     @property
     def visible_tests(self) -> tuple[str, ...]:
@@ -382,6 +384,17 @@ class AttemptMeans(StageRecord):
     reference_lines: float | None = Field(
         description="lines that the reference solution changes, counted as `changed_lines`"
     )
+    turns: float | None = Field(default=None, description="answers of the model")
+
+
+class SliceScore(StageRecord):
+    """Results on the problems of one slice of a suite. A problem may be in several slices."""
+
+    average: Metric = Field(description="mean solve rate of single attempts")
+    best_of: Metric = Field(description="share of problems solved by at least one attempt")
+    all_of: Metric = Field(description="share of problems solved by every attempt, pass^k")
+    attempt_means: AttemptMeans | None = Field(description="means over all attempts")
+    problem_ids: tuple[str, ...]
 
 
 class Scorecard(StageRecord):
@@ -407,6 +420,10 @@ class Scorecard(StageRecord):
     solved_attempt_means: AttemptMeans | None = None
     """means over the solved attempts; None: no attempt was solved, or the scorecard is older than this field"""
     problems: tuple[ProblemScore, ...]
+    all_of: Metric | None = None
+    """share of problems solved by every attempt, pass^k; None: the scorecard is older than this field"""
+    slices: dict[str, SliceScore] = Field(default={})
+    """results by slice of the suite; empty: the problems are a split, not a suite"""
 
 
 class GateCheck(StageRecord):

@@ -30,6 +30,12 @@ from ostinato.tasks.problems.given.swe_bench import is_instances, read_instances
 from ostinato.tasks.problems.given.task import GivenTask, store_task
 from ostinato.tasks.problems.given.verifiers_writing import write_package
 from ostinato.tasks.problems.published import PROBLEMS_FILE, load_problems, load_repositories
+from ostinato.tasks.problems.suites import (
+    SLICES,
+    assign_slices,
+    choose_problems,
+    write_suite,
+)
 from ostinato.tasks.records import Split
 
 # percentage of problems per split
@@ -204,6 +210,33 @@ def export_package(settings: Settings, place: str, directory: Path, limit: int |
     """Writes a package of problems to `directory`. Returns the number of problems in it."""
     folder = find_problem_set(settings, place)
     return write_package(load_problems(folder)[:limit], folder, directory)
+
+
+def make_suite(
+    settings: Settings,
+    place: str,
+    directory: Path,
+    version: int,
+    splits: Sequence[Split],
+    max_per_slice: int | None,
+) -> tuple[str, dict[str, int]]:
+    """Writes a suite of a set's problems to a new folder. Returns its title and the number of problems by slice.
+    Prints how many problems are in no slice. ProblemError when no problem is left.
+    """
+    folder = find_problem_set(settings, place)
+    problems = [problem for problem in load_problems(folder) if problem.split in splits]
+    if unsliced := sum(not any(rule.holds(one) for rule in SLICES.values()) for one in problems):
+        say(f"{unsliced} problems left out: in no slice")
+    chosen = choose_problems(problems, SLICES, max_per_slice)
+    if not chosen:
+        raise ProblemError(
+            f"{place} has {len(problems)} problems of split {', '.join(splits)} and none of a slice, wanted at least "
+            f"1 of {', '.join(SLICES)}"
+        )
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.resolve().name).strip("-._") or "suite"
+    card = write_suite(folder, directory, chosen, name, version)
+    slices = assign_slices(chosen, card.slices)
+    return card.title, {slice_name: len(ids) for slice_name, ids in slices.items()}
 
 
 def find_problem_set(settings: Settings, place: str, otherwise: str = "") -> Path:

@@ -120,6 +120,28 @@ def problems_export(
     )
 
 
+@problem_sets.command("suite")
+@answering
+def problems_suite(
+    problems: Annotated[
+        str, typer.Argument(help="artifact problems/NAME@VERSION, or folder of a built set")
+    ],
+    to: Annotated[Path, typer.Option(help="new folder, which names the suite", file_okay=False)],
+    split: Annotated[
+        list[Split], typer.Option(help="split that its problems are of; repeatable")
+    ] = [Split.HELD_OUT],  # noqa: B006 - typer copies it
+    max_per_slice: Annotated[
+        int | None, typer.Option(help="problems that each slice draws; all when absent", min=1)
+    ] = None,
+    version: Annotated[int, typer.Option(help="version of the suite", min=1)] = 1,
+) -> CommandResult:
+    """Makes a suite for `ostinato evaluate --suite`: a folder with problems, their repositories, slices and checksums."""
+    make = load_entry(f"{RECIPES}:make_suite")
+    title, slices = make(load_settings(), problems, to, version, split, max_per_slice)
+    say(f"{title}: " + ", ".join(f"{name} {count}" for name, count in slices.items()))
+    return CommandResult({"suite": title, "directory": to.resolve(), "slices": slices})
+
+
 @problem_sets.command("probe")
 @answering
 def problems_probe(

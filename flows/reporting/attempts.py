@@ -27,7 +27,7 @@ from ostinato.tasks.realtime.feedback.distil import reward_of
 from ostinato.tasks.rollout.payload import group_from_bytes
 
 _FILE_KEY = "{}/files/{}"  # key of an artifact's file: prefix and name
-_PROBLEM_KINDS = ("environments", "problems")
+_PROBLEM_KINDS = ("environments", "problems", "suite")
 _WITHOUT_ARRAYS = {"transcript": {"segments"}}
 
 TokenTexts = tuple[str, ...]  # by token id

@@ -8,6 +8,12 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from rich.console import Console
 
+from ostinato.flows.reporting.suite_report import (
+    SuiteFigures,
+    difference_rows,
+    pareto_png,
+    slice_rows,
+)
 from ostinato.flows.reporting.tables import (
     NOT_MEASURED,
     ReportRow,
@@ -34,6 +40,8 @@ from ostinato.tasks.records import AttemptMeans, GateDecision, Metric, Scorecard
 logger = logging.getLogger(__name__)
 
 SCORECARD_MARKDOWN = "scorecard.md"
+PARETO_PICTURE = "score-against-cost.png"
+_JOINS = "The line joins the models that no cheaper one equals."
 UNKNOWN = "not known"  # overlap for other people's models, and for corpora made from other problems
 _GATE_KEY = "gate-solve-rates"
 _GATE_EXPECTED = (
@@ -56,12 +64,13 @@ class EvaluationReport(Record):
         description="overlap of each scorecard's problems with the model's training text"
     )
     decision: GateDecision | None
+    figures: SuiteFigures | None = Field(default=None, description="None: the problems are splits")
 
 
 def show_evaluation(
     report: EvaluationReport, directory: Path | None, held_against: Scorecard | None
 ) -> None:
-    """Shows scorecards and the gate's decision on the console, as artifacts and, with `directory`, as two files.
+    """Shows scorecards and the gate's decision on the console, as artifacts and, with `directory`, as files.
     `held_against`: scorecard that the gate compared with.
     """
     text = evaluation_as_markdown(report)
@@ -76,8 +85,13 @@ def show_evaluation(
         rates = {f"{card.checkpoint}\n{card.suite}": card.average for card in cards}
         show_gate(rates, f"Gate {_outcome(report.decision)}: {report.decision.reason}")
     show_markdown(text, key="gate", description=report.checkpoint)
+    png = None if report.figures is None else pareto_png(report.figures)
+    if png is not None:
+        show_image(png, key="score-against-cost", description=_JOINS)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
+        if png is not None:
+            (directory / PARETO_PICTURE).write_bytes(png)
         (directory / SCORECARD_JSON).write_text(report.model_dump_json(indent=1))
         (directory / SCORECARD_MARKDOWN).write_text(text)
 
@@ -98,16 +112,23 @@ def evaluation_as_markdown(report: EvaluationReport) -> str:
         *([] if decision is None else [decision.reason, ""]),
         *markdown_table(rows),
         *markdown_table(attempt_rows(report)),
+        *markdown_table(slice_rows(report.scorecards, report.figures)),
+        *markdown_table(difference_rows(report.figures)),
         "; ".join(f"{name} {value}" for name, value in facts.items() if value),
     ]
     return "\n".join(lines) + "\n"
 
 
 def show_attempts(report: EvaluationReport, console: Console) -> None:
-    """Prints the means of attempts."""
-    rows = attempt_rows(report)
-    if rows:
-        print_table(console, rows, "means of attempts")
+    """Prints the means of attempts, and the slices of a suite."""
+    tables = {
+        "means of attempts": attempt_rows(report),
+        "slices": slice_rows(report.scorecards, report.figures),
+        "first model minus second": difference_rows(report.figures),
+    }
+    for title, rows in tables.items():
+        if rows:
+            print_table(console, rows, title)
 
 
 def attempt_rows(report: EvaluationReport) -> list[dict[str, str]]:
@@ -187,7 +208,7 @@ def gate_png(rates: Mapping[str, Metric]) -> bytes:
 
 
 def note_overlap(
-    context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split
+    context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split | None
 ) -> str:
     """Overlap of problems with those of the checkpoint's ancestor corpora that were built from these problems."""
     found = overlap_of(context, checkpoint, problems, split)

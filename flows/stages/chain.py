@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from ostinato.tasks.pretraining.config import PretrainingConfig, PretrainingResu
 from ostinato.tasks.pretraining.mtp.config import MtpConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult, pin_commits
 from ostinato.tasks.problems.shipped import shipped_checksum
+from ostinato.tasks.problems.suites import SuiteCard, read_card, write_files
 from ostinato.tasks.records import Scorecard, Split
 
 ENDPOINT_FILE = "endpoint.json"
@@ -60,7 +62,7 @@ class TrainingOverlap(Record):
 
     checkpoint: str
     problems: str
-    split: Split
+    split: Split | None = Field(description="None: the problems of a suite")
     corpora: dict[str, AnswerOverlap] = Field(
         description="overlaps by corpus, for corpora of these problems that the checkpoint descends from; empty: "
         "unknown, as for other people's models"
@@ -300,17 +302,22 @@ def run_added_stages(
 
 
 def evaluate(
-    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split | None
 ) -> Scorecard:
-    """Checkpoint and a split of the problems -> a scorecard."""
+    """Checkpoint and a split of the problems, or all those of a suite (None) -> a scorecard."""
     ref = evaluation(context, problems, checkpoint, split)
     return Scorecard.model_validate_json((context.directory_of(ref) / SCORECARD_FILE).read_bytes())
 
 
 def evaluation(
-    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split
+    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split | None
 ) -> ArtifactRef:
     """The artifact of an evaluation: scorecard, a row per attempt, trajectories, overlap with training text."""
+    fields = evaluation_fields(context, checkpoint, split)
+    if split is None:
+        card = read_card(context.directory_of(problems))
+        config = context.recipe.evaluation.model_copy(update={"problems": card.problems})
+        fields |= {"suite": card.title, "config": config}
 
     def publish(directory: Path, result: EvaluationResult) -> tuple[Path, dict]:
         published = directory / "published"
@@ -321,14 +328,26 @@ def evaluation(
     return context.make(
         declared.EVALUATION,
         {"problems": problems, "checkpoint": checkpoint, "search": encoder_of(context)},
-        title=f"evaluation of {checkpoint.kind}, {split.value}",
+        title=f"evaluation of {checkpoint.kind}, {fields.get('suite', split)}",
         publish=publish,
-        **evaluation_fields(context, checkpoint, split),
+        **fields,
     )
 
 
+def publish_suite(
+    context: StageContext, card: SuiteCard, files: Mapping[str, bytes]
+) -> ArtifactRef:
+    """The artifact of a suite, from its checked files."""
+
+    def build(directory: Path) -> tuple[Path, dict]:
+        write_files(directory / "published", card, files)
+        return directory / "published", {}
+
+    return context.ensure(declared.SUITE.name, card, (), build)
+
+
 def overlap_of(
-    context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split
+    context: StageContext, checkpoint: ArtifactRef, problems: ArtifactRef, split: Split | None
 ) -> TrainingOverlap:
     """Overlap of a split's problems with training text, as measured when the checkpoint's corpora were built."""
     corpora = {
@@ -371,7 +390,7 @@ def keep_scorecard(
 
 
 def evaluation_fields(
-    context: StageContext, checkpoint: ArtifactRef, split: Split
+    context: StageContext, checkpoint: ArtifactRef, split: Split | None
 ) -> dict[str, Any]:
     """Fields of an evaluation's request that follow from the checkpoint and this machine's cores."""
     recipe = context.recipe

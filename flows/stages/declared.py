@@ -180,6 +180,7 @@ OWN_STAGE = _child(
     "own-stage", "derived", "ostinato.tasks.conversion.own_stage",
     OwnStageRequest, OwnStageResult, "problems checkpoint", trains=True)
 ENDPOINT = Stage("endpoint", "endpoint", ("ostinato.infra.agent.endpoint",))
+SUITE = Stage("suite", "suite", ("ostinato.tasks.problems.suites",))
 CONTROLS = Stage("controls", "controls", ("ostinato.tasks.evaluation.controls",))
 CYCLE = Stage(
     "cycle", "cycle",
@@ -189,7 +190,7 @@ STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
         PROBLEMS, ENVIRONMENTS, CORPUS, PRETRAINING, MTP, SPECULATION, PROBING, REINFORCEMENT, EVALUATION,
-        OWN_STAGE, ENDPOINT, BASE_SELECTION, FORMAT_TRIAL, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
+        OWN_STAGE, ENDPOINT, SUITE, BASE_SELECTION, FORMAT_TRIAL, CONTROLS, CANDIDATE, CYCLE, RETRIEVAL,
     )
 }
 # fmt: on

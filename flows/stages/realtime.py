@@ -122,6 +122,7 @@ def offer(
     nothing. `directly`: promote without the recipe's canary.
     """
     line = serving_line(context)
+    context.recipe.cycle.gate.refuse_slices("the split of a promotion's gate", ())
     _problems_of(context, trained)  # fails for a checkpoint that the gateway could not serve
     card = chain.evaluate(context, problems, trained, Split.HELD_OUT)
     served, gate = champion_of(context), context.recipe.cycle.gate

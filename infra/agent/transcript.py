@@ -170,6 +170,8 @@ class Transcript(Record):
     detail: str = ""  # the error text when the end reason is a failure
     wall_seconds: float
     score: DialogueScore | None = None  # None: the resulting files are graded
+    # of prompts and tool results, as a server counted them once per segment; None: unknown, or in the segments
+    prompt_tokens: int | None = None
 
     @classmethod
     def of_failure(cls, reason: EndReason, detail: str, wall_seconds: float = 0.0) -> "Transcript":

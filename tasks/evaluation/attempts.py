@@ -161,13 +161,12 @@ async def _attempt_with_retries(
 SOLVED = "solved_attempts"  # metric
 
 
-def load_split(problems_directory: str, split: Split) -> list[Problem]:
-    """The problems of a split. Raises ProblemError if there are none."""
-    problems = load_problems(Path(problems_directory))
-    wanted = [problem for problem in problems if problem.split is split]
+def load_split(problems_directory: str, split: Split | None) -> list[Problem]:
+    """The problems of a split, or all those of a suite (None). Raises ProblemError if there are none."""
+    wanted = load_problems(Path(problems_directory), split)
     if not wanted:
         raise ProblemError(
-            f"{problems_directory} holds 0 problems of split {split}, wanted at least 1; "
+            f"{problems_directory} holds 0 problems of {f'split {split}' if split else 'a suite'}, wanted at least 1; "
             "make some ([problems.sizes], or `split` of a source), or evaluate on another suite"
         )
     return wanted

@@ -1,8 +1,12 @@
 """Settings of evaluation, of the controls of RL and of the gate."""
 
+from collections.abc import Collection
+
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from ostinato.infra.platform.errors import ConfigError
 from ostinato.infra.platform.record import Record, Share
+from ostinato.tasks.records import AttemptMeans
 
 
 class EvaluationConfig(Record):
@@ -15,6 +19,22 @@ class EvaluationConfig(Record):
     confidence: float = Field(
         default=0.90, gt=0.5, lt=1, description="confidence of every interval"
     )
+
+
+class Prices(Record):
+    """Prices of a model's tokens, for the cost of an attempt in reports."""
+
+    input_usd_per_million_tokens: NonNegativeFloat = Field(
+        description="price of prompts and tool results, each token counted once, as with a prompt cache"
+    )
+    output_usd_per_million_tokens: NonNegativeFloat = Field(description="price of generated tokens")
+
+    def cost_usd(self, means: AttemptMeans) -> float | None:
+        """Mean cost of an attempt. None if prompt tokens were not counted."""
+        if means.prompt_tokens is None:
+            return None
+        paid, earned = self.input_usd_per_million_tokens, self.output_usd_per_million_tokens
+        return (means.prompt_tokens * paid + means.generated_tokens * earned) / 1e6
 
 
 class ControlsConfig(Record):
@@ -42,6 +62,11 @@ class GateConfig(Record):
         description="newest champions of the line that are measured on the same problems; the margin "
         "also applies to the best of them, so that small losses do not add up",
     )
+    slice_margins: dict[str, Share] = Field(
+        default={},
+        description="margins of slices of a suite, by name, in addition to that of all problems; needs an "
+        "evaluation on a suite with these slices",
+    )
     confidence: float = Field(
         default=0.90,
         gt=0.5,
@@ -61,3 +86,12 @@ class GateConfig(Record):
     )
     resamples: int = Field(default=4_000, ge=200, description="bootstrap and permutation draws")
     seed: int = Field(default=0, description="seed of these draws")
+
+    def refuse_slices(self, suite: str, known: Collection[str]) -> None:
+        """ConfigError if `slice_margins` names a slice that the suite lacks. `known`: slices of the suite."""
+        unknown = sorted(self.slice_margins.keys() - set(known))
+        if unknown:
+            raise ConfigError(
+                f"gate.slice_margins names {', '.join(unknown)}, and {suite} has the slices "
+                f"{', '.join(known) or 'none'}; evaluate on a suite with that slice (--suite), or remove its margin"
+            )

@@ -2,11 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ostinato.infra.platform.errors import GradingError
 from ostinato.tasks.evaluation.config import GateConfig
-from ostinato.tasks.evaluation.statistics import PairedDifference, paired_difference, solve_rates
+from ostinato.tasks.evaluation.statistics import (
+    PairedDifference,
+    paired_difference,
+    paired_slices,
+    solve_rates,
+)
 from ostinato.tasks.records import GateCheck, GateDecision, Metric, Scorecard
 
 
@@ -19,17 +25,20 @@ def gate_candidate(
 ) -> GateDecision:
     """Passes if the lower bound of (candidate - champion) is above -margin and other checks pass.
 
+    Each slice of `slice_margins` is compared in the same way, with its own margin.
     The same margin applies to the best of the `earlier` champions on the same problems. Without a
     champion the lower bound of the candidate's own average must reach `floor`. The checks of its
     `training` must have passed too.
     """
+    config.refuse_slices(f"suite {candidate.suite}", candidate.slices)
     if champion is None:
         return _first_checkpoint(candidate, config, training)
     _same_suite(candidate, champion)
     paired = _difference(candidate, champion, config)
+    rates = (champion.average.mean, candidate.average.mean)
     checks = (
         _enough_problems(paired.count, config),
-        _not_worse("solve_rate_not_worse", "solve rate", candidate, champion, paired, config),
+        _not_worse("solve_rate_not_worse", "solve rate", rates, paired, config.margin),
         _broken_calls(candidate, champion, config),
         _generated_tokens(candidate, champion, config),
     )
@@ -38,38 +47,44 @@ def gate_candidate(
         _same_suite(candidate, best)
         lost = _difference(candidate, best, config)
         name = f"solve rate since {best.checkpoint}, best of the last {config.champions} champions,"
-        checks += (_not_worse("cumulative_loss", name, candidate, best, lost, config),)
+        rates = (best.average.mean, candidate.average.mean)
+        checks += (_not_worse("cumulative_loss", name, rates, lost, config.margin),)
+    checks += tuple(_slices_not_worse(candidate, champion, config))
     return _decision(candidate, champion, paired, (*checks, *training))
 
 
 def _difference(candidate: Scorecard, champion: Scorecard, config: GateConfig) -> PairedDifference:
-    return paired_difference(
-        solve_rates(champion),
-        solve_rates(candidate),
-        confidence=config.confidence,
-        resamples=config.resamples,
-        seed=config.seed,
-    )
+    return paired_difference(solve_rates(champion), solve_rates(candidate), **_draws(config))
+
+
+def _draws(config: GateConfig) -> dict[str, Any]:
+    return config.model_dump(include={"confidence", "resamples", "seed"})
+
+
+def _slices_not_worse(
+    candidate: Scorecard, champion: Scorecard, config: GateConfig
+) -> Iterator[GateCheck]:
+    pairs = paired_slices(champion, candidate, **_draws(config))
+    for name, margin in config.slice_margins.items():
+        check = _enough_problems(pairs[name].count, config, f"slice {name}: ")
+        yield check.model_copy(update={"name": f"{check.name}_{name}"})
+        rates = [card.slices[name].average.mean for card in (champion, candidate)]
+        yield _not_worse(f"slice_{name}", f"slice {name}", rates, pairs[name], margin)
 
 
 def _not_worse(
-    name: str,
-    measure: str,
-    candidate: Scorecard,
-    champion: Scorecard,
-    paired: PairedDifference,
-    config: GateConfig,
+    name: str, measure: str, rates: Sequence[float], paired: PairedDifference, margin: float
 ) -> GateCheck:
+    before, after = rates
     return GateCheck(
         name=name,
         value=paired.low,
-        threshold=-config.margin,
-        passed=paired.low > -config.margin,
+        threshold=-margin,
+        passed=paired.low > -margin,
         detail=(
-            f"{measure} {_percent(champion.average.mean)} -> "
-            f"{_percent(candidate.average.mean)}: difference "
-            f"{_points(paired.mean)}, {config.confidence:.0%} interval {_points(paired.low)} to "
-            f"{_points(paired.high)}, p={paired.p_value:.2g}, margin {_points(-config.margin)}"
+            f"{measure} {_percent(before)} -> {_percent(after)}: difference "
+            f"{_points(paired.mean)}, {paired.confidence:.0%} interval {_points(paired.low)} to "
+            f"{_points(paired.high)}, p={paired.p_value:.2g}, margin {_points(-margin)}"
         ),
     )
 
@@ -113,13 +128,13 @@ def _same_suite(candidate: Scorecard, champion: Scorecard) -> None:
         )
 
 
-def _enough_problems(count: int, config: GateConfig) -> GateCheck:
+def _enough_problems(count: int, config: GateConfig, of: str = "") -> GateCheck:
     return GateCheck(
         name="enough_problems",
         value=float(count),
         threshold=float(config.minimum_problems),
         passed=count >= config.minimum_problems,
-        detail=f"{count} problems compared, at least {config.minimum_problems} wanted",
+        detail=f"{of}{count} problems compared, at least {config.minimum_problems} wanted",
     )
 
 

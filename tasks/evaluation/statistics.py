@@ -26,6 +26,7 @@ from ostinato.tasks.records import (
     Problem,
     ProblemScore,
     Scorecard,
+    SliceScore,
     StageRecord,
     Trajectory,
 )
@@ -96,9 +97,9 @@ def attempt_row(trajectory: Trajectory, problem: Problem) -> AttemptRow:
 
 
 def _prompt_tokens(transcript: Transcript) -> int | None:
-    """Tokens that were not sampled. None if the model is served elsewhere: its tokens are unknown."""
+    """Tokens that were not sampled. None if the model is served elsewhere and its server counts no tokens."""
     if not transcript.segments:
-        return None
+        return transcript.prompt_tokens
     return sum(len(one.token_ids_T) - one.sampled_tokens for one in transcript.segments)
 
 
@@ -138,6 +139,13 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
             f"pass@k of attempts={attempts} solved={solved} k={k}: wanted 1 <= k <= n, 0 <= c <= n"
         )
     return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
+
+
+def all_of_k(attempts: int, solved: int, k: int) -> float:
+    """Unbiased probability that all of k attempts solve, pass^k: C(c, k) / C(n, k) (Yao et al. 2024, arXiv
+    2406.12045). Raises ValueError outside 1 <= k <= n, 0 <= c <= n.
+    """
+    return 1.0 - pass_at_k(attempts, attempts - solved, k)
 
 
 def mean_metric(values_P: Sequence[float], *, confidence: float = 0.90) -> Metric:
@@ -289,17 +297,18 @@ def scorecard_from(
     checkpoint: str,
     temperature: float,
     confidence: float = 0.90,
+    slices: Mapping[str, Sequence[str]] | None = None,
 ) -> Scorecard:
     """One scorecard of all attempts. Its id is a hash of suite, checkpoint, temperature and scores.
 
-    `best_of` is unbiased pass@k, where k is the smallest number of attempts at a problem.
+    `best_of` is unbiased pass@k and `all_of` unbiased pass^k, where k is the smallest number of attempts at a
+    problem. `slices`: ids of problems by slice; slices without an attempted problem are left out.
     """
     by_problem = group_by_problem(rows)
     if not by_problem:
         raise GradingError(f"scorecard of {checkpoint} on {suite}: 0 attempts, wanted at least 1")
     problems = tuple(_problem_score(name, attempts) for name, attempts in by_problem.items())
     k = min(score.attempts for score in problems)
-    most = max(score.attempts for score in problems)
     every = [row for attempts in by_problem.values() for row in attempts]
     calls = sum(row.tool_calls for row in every)
     broken = sum(score.broken_calls for score in problems)
@@ -320,16 +329,7 @@ def scorecard_from(
         checkpoint=checkpoint,
         attempts_per_problem=k,
         temperature=temperature,
-        average=proportion_metric(
-            [score.solved / score.attempts for score in problems],
-            attempts=most,
-            confidence=confidence,
-        ),
-        best_of=proportion_metric(
-            [pass_at_k(score.attempts, score.solved, k) for score in problems],
-            attempts=max(1, most // k),
-            confidence=confidence,
-        ),
+        **_rates(problems, k, confidence),
         generated_tokens=over_problems(score.mean_generated_tokens for score in problems),
         turns=over_problems(score.mean_turns for score in problems),
         tool_calls=over_problems(score.mean_tool_calls for score in problems),
@@ -339,7 +339,52 @@ def scorecard_from(
         attempt_means=_attempt_means(every),
         solved_attempt_means=_attempt_means([row for row in every if row.solved]),
         problems=problems,
+        slices={
+            name: _slice_score([by_problem[one] for one in ids if one in by_problem], k, confidence)
+            for name, ids in (slices or {}).items()
+            if not by_problem.keys().isdisjoint(ids)
+        },
     )
+
+
+def _rates(problems: Sequence[ProblemScore], k: int, confidence: float) -> dict[str, Any]:
+    """Fields `average`, `best_of` and `all_of` of a score."""
+    most = max(score.attempts for score in problems)
+    rates = {
+        "average": [score.solved / score.attempts for score in problems],
+        "best_of": [pass_at_k(score.attempts, score.solved, k) for score in problems],
+        "all_of": [all_of_k(score.attempts, score.solved, k) for score in problems],
+    }
+    draws = {name: most if name == "average" else max(1, most // k) for name in rates}
+    return {
+        name: proportion_metric(values, attempts=draws[name], confidence=confidence)
+        for name, values in rates.items()
+    }
+
+
+def _slice_score(problems: Sequence[Sequence[AttemptRow]], k: int, confidence: float) -> SliceScore:
+    scores = [_problem_score(rows[0].problem_id, rows) for rows in problems]
+    return SliceScore(
+        **_rates(scores, k, confidence),
+        attempt_means=_attempt_means([row for rows in problems for row in rows]),
+        problem_ids=tuple(score.problem_id for score in scores),
+    )
+
+
+def paired_slices(
+    first: Scorecard, second: Scorecard, **options: Any
+) -> dict[str, PairedDifference]:
+    """Paired difference, second minus first, of each slice that both scorecards have. `options`: those of
+    `paired_difference`.
+    """
+    before, after = solve_rates(first), solve_rates(second)
+    return {
+        name: paired_difference(
+            {one: before[one] for one in first.slices[name].problem_ids}, after, **options
+        )
+        for name in second.slices
+        if name in first.slices
+    }
 
 
 def _attempt_means(rows: Sequence[AttemptRow]) -> AttemptMeans | None:

@@ -82,7 +82,7 @@ def make_problem(
     """The problem of a proven candidate. `symbols`: qualified names of all definitions of the package."""
     if candidate.decoy:
         decoy = make_problem(*built.decoys[candidate.decoy], built, config, symbols)
-        names = ("prompt", "cut_tests", "hidden_tests", "question_warranted")
+        names = ("prompt", "prompt_level", "cut_tests", "hidden_tests", "question_warranted")
         kept = {name: getattr(decoy, name) for name in names}
         kept |= {
             "pass_to_pass": judgement.pass_to_pass,
@@ -90,9 +90,9 @@ def make_problem(
         }
         return candidate.draft(decoy.repository_fingerprint).model_copy(update=kept)
     repository, place = built.part.repository, (candidate.path, candidate.symbol)
-    is_refactoring = (
-        candidate.kind is Kind.REFACTORING
-    )  # the agent sees its tests under the old name
+    # the agent sees a refactoring's tests under the old name
+    is_refactoring = candidate.kind is Kind.REFACTORING
+    is_given = candidate.kind in (Kind.GIVEN, Kind.QUESTION)  # its prompt comes with it
     hidden, cuts = hide_tests(
         judgement.fail_to_pass,
         repository.files,
@@ -115,12 +115,13 @@ def make_problem(
     return candidate.draft(repository.fingerprint).model_copy(
         update={
             "prompt": candidate.message
-            if candidate.kind in (Kind.GIVEN, Kind.QUESTION)
+            if is_given
             else write_request(candidate, level)
             if is_refactoring
             else write_prompt(
                 level, candidate, judgement, oracle, docstring, config.seed, config.wording
             ),
+            "prompt_level": "" if is_given else level.value,
             "fail_to_pass": judgement.fail_to_pass,
             "pass_to_pass": judgement.pass_to_pass,
             "hidden_tests": () if is_refactoring else hidden,

@@ -32,6 +32,9 @@ NOT_RUN = {
     "plan --recipe kimi_k2": "walks a step; tests/unit/flows/commands/test_planning.py",
     "problems probe": "attempts every training problem; tests/flows/test_problem_probing.py",
     "problems from": "proves problems for minutes; tests/flows/test_problems_from.py",
+    "evaluate --checkpoint candidate/nano@5 --against champion --suite shop": "needs a suite of another set; "
+    "tests/flows/test_suite_evaluation.py",
+    "problems suite": "writes into the home; tests/flows/test_suite_evaluation.py",
     "run": "trains for longer than a test may, or needs a cluster",
     "try": "builds problems of sixteen packages; tests/flows/test_format_trial.py",
     "up": "runs until Ctrl-C; tests/faults/test_up.py",

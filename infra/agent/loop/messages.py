@@ -53,6 +53,9 @@ class MessageConversation:
     """False for servers whose context may be smaller than the harness's: they refuse larger limits"""
     messages: list[dict[str, Any]] = field(default_factory=list)
     interaction_ids: list[str] = field(default_factory=list)
+    prompt_tokens: int | None = 0
+    """tokens of messages that the model did not generate, each counted once; None: the server counts none"""
+    _read_tokens: int = 0  # of the newest request and its answer
     _counted_tokens: int = 0
     _uncounted_characters: int = 0
     _pending_ids: list[str | None] = field(default_factory=list)
@@ -84,6 +87,11 @@ class MessageConversation:
         message = choice["message"]
         usage = reply.get("usage") or {}
         self._counted_tokens = int(usage.get("total_tokens", self.num_tokens))
+        if self.prompt_tokens is not None:
+            sent = usage.get("prompt_tokens")
+            new = None if sent is None else max(0, int(sent) - self._read_tokens)
+            self.prompt_tokens = None if new is None else self.prompt_tokens + new
+            self._read_tokens = self._counted_tokens
         self._uncounted_characters = 0
         is_whole = choice["finish_reason"] in ("stop", "tool_calls")
         content = message.get("content") or ""
@@ -144,7 +152,7 @@ class MessageConversation:
         """Does nothing: the client belongs to whoever opened it."""
 
     def _open(self, prompt: str) -> None:
-        self.messages, self._pending_ids = [], []
+        self.messages, self._pending_ids, self._read_tokens = [], [], 0
         self._counted_tokens = self._uncounted_characters = 0
         if self.system_prompt is not None:
             self._append({"role": "system", "content": self.system_prompt})
@@ -228,9 +236,10 @@ async def run_agent_outside(
         )
     await start_servers(environment, config)
     conversation = open_messages(client, model_name, environment, request, config)
-    return await run_conversation(
+    transcript = await run_conversation(
         conversation, environment, request.prompt, config, clock=clock, on_turn=on_turn
     )
+    return transcript.model_copy(update={"prompt_tokens": conversation.prompt_tokens})
 
 
 def open_messages(

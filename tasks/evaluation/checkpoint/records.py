@@ -23,7 +23,8 @@ class EvaluationRequest(Record):
     checkpoint_name: str = Field(description="name of the checkpoint in the scorecard")
     problems_directory: str
     """problems and prepared repositories of the problems stage"""
-    split: Split = Split.HELD_OUT
+    split: Split | None = Split.HELD_OUT
+    """None: all problems of a suite, with a score for each of its slices"""
     suite: str = Field(default="", description="name on the scorecard; empty: the split")
     config: EvaluationConfig = EvaluationConfig()
     harness: HarnessConfig = HarnessConfig()

@@ -27,6 +27,8 @@ from ostinato.tasks.evaluation.checkpoint.records import (
     ShardResult,
 )
 from ostinato.tasks.evaluation.statistics import scorecard_from
+from ostinato.tasks.problems.published import load_problems
+from ostinato.tasks.problems.suites import assign_slices, read_card
 from ostinato.tasks.records import Scorecard
 
 SHARD_ENTRY = "ostinato.tasks.evaluation.checkpoint.shard:run_shard"
@@ -65,11 +67,15 @@ def main(request: EvaluationRequest, workspace: Workspace) -> EvaluationResult:
 
 
 def make_scorecard(request: EvaluationRequest, rows: Iterable[AttemptRow]) -> Scorecard:
-    """The scorecard of all rows."""
+    """The scorecard of all rows, with slices for a suite."""
+    directory, slices = Path(request.problems_directory), None
+    if request.split is None:
+        slices = assign_slices(load_problems(directory), read_card(directory).slices)
     return scorecard_from(
         rows,
-        suite=request.suite or request.split.value,
+        suite=request.suite or f"{request.split}",
         checkpoint=request.checkpoint_name,
         temperature=request.config.temperature,
         confidence=request.config.confidence,
+        slices=slices,
     )

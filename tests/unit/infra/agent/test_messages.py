@@ -33,7 +33,7 @@ class Server:
             return httpx2.Response(answer, json={"error": {"message": "why", "code": "c"}})
         reason = "tool_calls" if answer.get("tool_calls") else "stop"
         choice = {"message": {"role": "assistant"} | answer, "finish_reason": reason}
-        usage = {"completion_tokens": 5, "total_tokens": 100}
+        usage = answer.get("usage", {"completion_tokens": 5, "total_tokens": 100})
         return httpx2.Response(200, json={"choices": [choice], "usage": usage})
 
 
@@ -79,6 +79,20 @@ def test_calls_come_back_under_their_ids_in_call_order() -> None:
     assert [message["tool_call_id"] for message in sent[3:]] == ["x", "y"]
     assert sent[3]["content"] == "[x read_file ok]\n1\tone"
     assert sent[:2] == server.bodies[0]["messages"]
+
+
+def counted(prompt: int, completion: int) -> dict:
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+
+
+def test_prompt_tokens_count_once_though_each_request_repeats_them() -> None:
+    calls = [tool_call("x", "read_file", path="a.txt")]
+    first = {"content": None, "tool_calls": calls, "usage": counted(40, 10)}
+    _, conversation = converse(Server(first, {"content": "Done.", "usage": counted(57, 3)}))
+    assert conversation.prompt_tokens == 40 + 7
+    _, conversation = converse(Server(first, {"content": "Done."}))  # a server that stops counting
+    assert conversation.prompt_tokens is None
 
 
 def test_text_beside_calls_that_the_server_read_holds_edits_and_no_calls() -> None:
