@@ -128,7 +128,7 @@ def make_problem(
             "cut_tests": candidate.adapted_tests if is_refactoring else cuts,
             "split": built.splits[candidate.candidate_id],
             # a visible failing test would tell which of the matching functions is meant
-            "question_warranted": candidate.kind is not Kind.GIVEN
+            "question_warranted": not (is_given or is_refactoring)
             and len(hidden) == len(judgement.fail_to_pass)
             and (
                 is_ambiguous(candidate, level, symbols)
