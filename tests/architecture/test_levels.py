@@ -29,6 +29,19 @@ def test_every_mark_is_run_by_a_script() -> None:
     assert marks - chosen == NEED_A_DEVICE
 
 
+def test_the_queue_of_the_gate_is_the_default_one_with_slow_and_browser_tests() -> None:
+    """Else a mark whose packages an environment of its own installs would run without them."""
+    default = (ROOT / "pyproject.toml").read_text()
+    left_out, of_gate = (
+        {*re.findall(r"\bnot ([a-z0-9_]+)", expression)}
+        for text in (default, (ROOT / ".ci/run").read_text())
+        for expression in SELECTION.findall(text)
+        if expression.startswith("not ")
+    )
+    assert left_out - of_gate == {"slow", "browser"}
+    assert of_gate <= left_out
+
+
 def test_every_script_is_called() -> None:
     names = [name for name in list_files() if re.fullmatch(r"\.ci/\w+|\.github/.*\.yml", name)]
     texts = {name: (ROOT / name).read_text() for name in names}
