@@ -17,7 +17,7 @@ from ostinato.flows.stages.events import send_evaluation_skipped, send_gate_even
 from ostinato.flows.stages.forms import CheckpointName, Options, ProblemSet, RecipeName, Seed, Suite
 from ostinato.flows.stages.naming import run_name
 from ostinato.flows.stages.stage import StageContext
-from ostinato.flows.stages.suites import open_suite
+from ostinato.flows.stages.suites import open_suite, publish_suite
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError
@@ -70,13 +70,14 @@ def checkpoint_evaluation(
     other = context.checkpoint_named(against) if against else realtime.champion_of(context)
     splits = Suite(suite).splits if opened is None else (None,)
     problems = (
-        chain.publish_suite(context, *opened)
-        if opened
-        else problems_for(context, problems, recipe, seed)
+        publish_suite(context, *opened) if opened else problems_for(context, problems, recipe, seed)
     )
-    cards = [chain.evaluate(context, problems, scored, split) for split in splits]
+    suite_card = opened[0] if opened else None
+    cards = [chain.evaluate(context, problems, scored, split, suite_card) for split in splits]
     notes = [note_overlap(context, scored, problems, split) for split in splits]
-    held_against = None if other is None else chain.evaluate(context, problems, other, splits[0])
+    held_against = (
+        None if other is None else chain.evaluate(context, problems, other, splits[0], suite_card)
+    )
     decision = None
     if endpoint is None:
         decision = gate_candidate(cards[0], held_against, context.recipe.cycle.gate)

@@ -2,10 +2,9 @@
 
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -39,8 +38,10 @@ from ostinato.tasks.pretraining.config import PretrainingConfig, PretrainingResu
 from ostinato.tasks.pretraining.mtp.config import MtpConfig
 from ostinato.tasks.problems.config import ProblemsConfig, ProblemsResult, pin_commits
 from ostinato.tasks.problems.shipped import shipped_checksum
-from ostinato.tasks.problems.suites import SuiteCard, read_card, write_files
 from ostinato.tasks.records import Scorecard, Split
+
+if TYPE_CHECKING:  # only the flow that opens suites loads what reads them
+    from ostinato.tasks.problems.suites import SuiteCard
 
 ENDPOINT_FILE = "endpoint.json"
 SCORECARD_FILE = "scorecard.json"
@@ -302,22 +303,29 @@ def run_added_stages(
 
 
 def evaluate(
-    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split | None
+    context: StageContext,
+    problems: ArtifactRef,
+    checkpoint: ArtifactRef,
+    split: Split | None,
+    suite: "SuiteCard | None" = None,
 ) -> Scorecard:
-    """Checkpoint and a split of the problems, or all those of a suite (None) -> a scorecard."""
-    ref = evaluation(context, problems, checkpoint, split)
+    """Checkpoint and a split of the problems, or all those of a suite (no split) -> a scorecard."""
+    ref = evaluation(context, problems, checkpoint, split, suite)
     return Scorecard.model_validate_json((context.directory_of(ref) / SCORECARD_FILE).read_bytes())
 
 
 def evaluation(
-    context: StageContext, problems: ArtifactRef, checkpoint: ArtifactRef, split: Split | None
+    context: StageContext,
+    problems: ArtifactRef,
+    checkpoint: ArtifactRef,
+    split: Split | None,
+    suite: "SuiteCard | None" = None,
 ) -> ArtifactRef:
     """The artifact of an evaluation: scorecard, a row per attempt, trajectories, overlap with training text."""
     fields = evaluation_fields(context, checkpoint, split)
-    if split is None:
-        card = read_card(context.directory_of(problems))
-        config = context.recipe.evaluation.model_copy(update={"problems": card.problems})
-        fields |= {"suite": card.title, "config": config}
+    if suite is not None:
+        config = context.recipe.evaluation.model_copy(update={"problems": suite.problems})
+        fields |= {"suite": suite.title, "config": config}
 
     def publish(directory: Path, result: EvaluationResult) -> tuple[Path, dict]:
         published = directory / "published"
@@ -332,18 +340,6 @@ def evaluation(
         publish=publish,
         **fields,
     )
-
-
-def publish_suite(
-    context: StageContext, card: SuiteCard, files: Mapping[str, bytes]
-) -> ArtifactRef:
-    """The artifact of a suite, from its checked files."""
-
-    def build(directory: Path) -> tuple[Path, dict]:
-        write_files(directory / "published", card, files)
-        return directory / "published", {}
-
-    return context.ensure(declared.SUITE.name, card, (), build)
 
 
 def overlap_of(

@@ -21,7 +21,7 @@ from ostinato.flows.reporting.suite_report import ALL, frontier
 from ostinato.flows.stages import chain
 from ostinato.flows.stages.declared import EVALUATION
 from ostinato.flows.stages.stage import StageContext
-from ostinato.flows.stages.suites import open_suite
+from ostinato.flows.stages.suites import open_suite, publish_suite
 from ostinato.infra.agent.endpoint import Endpoint
 from ostinato.infra.platform.artifacts import ArtifactRef
 from ostinato.infra.platform.errors import ConfigError, ProblemError
@@ -63,7 +63,7 @@ def add_evaluation(
     """The finished evaluation of a checkpoint on the suite `tiny`, by the stage's own scoring."""
     opened = open_suite(context.settings, "tiny", GateConfig())
     assert opened is not None
-    suite = chain.publish_suite(context, *opened)
+    suite = publish_suite(context, *opened)
     config = context.recipe.evaluation.model_copy(update={"problems": 4})
     fields = chain.evaluation_fields(context, scored, None)
     fields |= {"suite": opened[0].title, "config": config, "checkpoint_directory": ""}
