@@ -150,7 +150,7 @@ def test_a_suite_is_made_by_a_command_and_two_checkpoints_are_compared_by_slice(
     assert code == 1
     assert report is not None
     assert report.decision is not None
-    assert report.decision.reason.startswith("refused: slice bug 75.0 % -> 25.0 %")
+    assert "slice bug 75.0 % -> 25.0 %: difference -50.0 points" in report.decision.reason
 
 
 def test_an_endpoint_has_slices_beside_a_checkpoint(
