@@ -36,6 +36,7 @@ NOT_RUN = {
     "tests/flows/test_suite_evaluation.py",
     "problems suite": "writes into the home; tests/flows/test_suite_evaluation.py",
     "run": "trains for longer than a test may, or needs a cluster",
+    "sandboxes serve": "runs until Ctrl-C; tests/contracts/test_e2b_client.py",
     "try": "builds problems of sixteen packages; tests/flows/test_format_trial.py",
     "up": "runs until Ctrl-C; tests/faults/test_up.py",
 }

@@ -75,6 +75,8 @@ CLIENTS = {
 }
 SAMPLES = {("CONTRIBUTING.md", "class SlotCache:")}
 """Good and bad style, with names that stand for any."""
+OF_THE_SDK = {("docs/serving.md", "from e2b import Sandbox")}
+"""Run by test_e2b_client.py, with the package that `.ci/sdk` installs."""
 NEEDS_A_RUN = {("docs/extending.md", "import ostinato")}
 
 
@@ -136,7 +138,7 @@ def test_no_block_goes_unchecked() -> None:
     shown = {block.key for block in BLOCKS if block.language not in READ}
     assert shown == SHOWN.keys()
     programs = {block.key for block in BLOCKS if block.language in ("python", "js")}
-    assert programs == CLIENTS | SAMPLES | NEEDS_A_RUN
+    assert programs == CLIENTS | SAMPLES | OF_THE_SDK | NEEDS_A_RUN
     assert {block.key for block in BLOCKS if block.language == "json"} == {CONVERSATION}
     assert {CODEX, *RECIPE_BELOW} <= keys.keys()
     twice = {key for key, count in keys.items() if count > 1}
