@@ -19,7 +19,7 @@ from tests.fakes.trained_home import fill_home
 
 SCRIPT = Path(sys.executable).with_name("ostinato")
 # what they do is seen, or goes on until Ctrl-C
-WITHOUT_ANSWER = {"chat", "dashboard", "deploy", "deploy-files", "down", "up"}
+WITHOUT_ANSWER = {"chat", "dashboard", "deploy", "deploy-files", "down", "sandboxes serve", "up"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -114,7 +114,7 @@ def test_a_stopped_command_that_is_run_again_equals_probes_in_one_go_and_is_show
     assert str(made) in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day the rule is held by tests/unit/tasks/rollout/test_probes.py
 @pytest.mark.timeout(600)
 def test_rl_draws_only_the_problems_that_its_probes_leave(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", cpu_limit=2)
