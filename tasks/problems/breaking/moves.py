@@ -34,7 +34,8 @@ def move_symbol(
     needed = {local: imports.get(local, "") for local in used.difference(dir(builtins))}
     for path in paths:
         has = _imports_of(path, uses.trees[path])
-        is_free = name not in module_names(texts[path]) or has.get(name) == f"{home}:{name}"
+        # a module that imports the name would need it back, so that its old place could not be told from an alias
+        is_free = name not in module_names(texts[path])
         fits = all(source and has.get(local) == source for local, source in needed.items())
         is_place = path != item.path and not path.endswith("__init__.py")
         if is_place and is_free and fits and _redirect(plan, item, path, uses):
