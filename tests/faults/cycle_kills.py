@@ -37,7 +37,7 @@ CYCLE = "realtime-cycle/every-5-hours"
 MOMENTS = {
     "users": ("realtime.traffic", "", 12.0, "bwrap"),
     "collect and distil": ("cycle_training", "", 6.0, ""),
-    "train": ("cycle_training", "training", 8.0, "RankActor"),
+    "train": ("cycle_training", "training", 8.0, "rank"),
     "evaluate": ("evaluation.checkpoint.run", "", 12.0, "bwrap"),
     "ship": ("evaluation.checkpoint.run", RESULT, 1.5, ""),
 }

@@ -18,6 +18,7 @@ _KINDS = {  # an actor's class, a service of `ostinato up`, or a program
     r"prefect worker": "worker",
     r"prefect_server": "server",
     r"gateway_process": "gateway",
+    r"multiprocessing\.spawn import spawn_main": "rank",  # of a training without Ray
     r"ray::(\w+)": "",
     r"(chaos_program|child_main|bwrap|gcs_server|raylet) ": "",
 }

@@ -144,4 +144,4 @@ def test_thirty_cycles_with_a_kill_in_each_end_as_if_none_had_been(
 ) -> None:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
     hit = check_cycles(tmp_path, 30, seed=1)
-    assert {"flow", "worker", "server", "child_main", "RankActor", "bwrap", "all"} <= set(hit), hit
+    assert {"flow", "worker", "server", "child_main", "rank", "bwrap", "all"} <= set(hit), hit
