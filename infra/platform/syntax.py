@@ -57,6 +57,15 @@ def module_names(text: str) -> set[str]:
     }
 
 
+def dotted_parts(node: ast.expr) -> tuple[str, ...]:
+    """Names of an expression such as `package.module.name`. Empty: it is no such chain."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else ()
+
+
 def walk_definitions(tree: ast.Module) -> Iterator[tuple[str, Defined]]:
     """Functions, methods and classes with their qualified names, in file order.
 

@@ -204,31 +204,37 @@ def find_candidates(
             baseline.tests, baseline.covering, max_tests, config.seed
         ),
     }
-    functions = maker.functions(config.seed, config.deletion_levels)
-    features = take_turns(ways[way]() for way in config.feature_ways)
-    least = config.min_deleted_lines
-    by_kind = {
-        Kind.MUTATION: order_mutations(sources.mutations_of(baseline, config), config),
-        Kind.DELETED_FUNCTION: (item for item in functions if _num_lines(item) >= least),
-        Kind.DELETED_FEATURE: (item for item in features if _num_lines(item) >= least),
-        Kind.MULTI_PLACE: find_multi_place(
+    refactorings = RefactoringMaker(sources.repository, sources.definitions)
+
+    def large_enough(found: Iterable[Candidate]) -> Iterator[Candidate]:
+        return (item for item in found if _num_lines(item) >= config.min_deleted_lines)
+
+    by_kind: dict[Kind, Callable[[], Iterable[Candidate]]] = {
+        Kind.MUTATION: lambda: order_mutations(sources.mutations_of(baseline, config), config),
+        Kind.DELETED_FUNCTION: lambda: large_enough(
+            maker.functions(config.seed, config.deletion_levels)
+        ),
+        Kind.DELETED_FEATURE: lambda: large_enough(
+            take_turns(ways[way]() for way in config.feature_ways)
+        ),
+        Kind.MULTI_PLACE: lambda: find_multi_place(
             sources.repository.name,
             [*find_functions(sources, baseline, config).values()],
             sources.lines_of,
             config.seed,
         ),
-        Kind.REFACTORING: RefactoringMaker(sources.repository, sources.definitions).candidates(
-            config.seed
-        ),
+        Kind.REFACTORING: lambda: refactorings.candidates(config.seed),
     }
+    wanted = {kind: round(quotas.of(kind) * quotas.trials_ratio) for kind in by_kind}
     return {
         kind: list(
             itertools.islice(
-                (item for item in found if baseline.covering(item.touched)),
-                round(quotas.of(kind) * quotas.trials_ratio),
+                (item for item in make() if baseline.covering(item.touched)), wanted[kind]
             )
         )
-        for kind, found in by_kind.items()
+        if wanted[kind]
+        else []
+        for kind, make in by_kind.items()
     }
 
 

@@ -1,5 +1,8 @@
 """Processes that may end while a test looks at them, and what a test starts as the installed command."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +10,21 @@ from pathlib import Path
 import psutil
 
 COMMAND = "from ostinato.flows.cli import main; main()"  # what the installed script runs
+
+
+def run_command(
+    home: Path, *arguments: str, cwd: Path | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs `ostinato ARGUMENTS` with a home to its end."""
+    return subprocess.run(
+        [sys.executable, "-P", "-c", COMMAND, *arguments],
+        cwd=cwd,
+        env={**os.environ, "OSTINATO_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 def command_line(process: psutil.Process) -> str:

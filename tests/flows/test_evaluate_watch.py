@@ -1,10 +1,7 @@
 """`ostinato evaluate --watch` through the command line: lines of progress on stderr, and nothing but the scorecard on stdout."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from ostinato.flows.stages.console import WatchLines
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import add_own_problems, open_context
 from tests.fakes.miniature import make_checkpoint, make_problem_set
-from tests.faults.test_interrupt import COMMAND
+from tests.fakes.processes import run_command
 from tests.flows.test_checkpoint_evaluation import SUITE, problems_result
 
 LINE = re.compile(
@@ -54,14 +51,7 @@ def test_watched_evaluation_tells_its_progress_where_there_is_no_terminal(
     )
     arguments = ["evaluate", "--checkpoint", str(checkpoint), "--suite", SUITE]
     arguments += ["--recipe", str(tmp_path / "mine.toml"), "--watch", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", COMMAND, *arguments],
-        env={**os.environ, "OSTINATO_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    done = run_command(home, *arguments, timeout=500)
     assert done.returncode == 0, done.stderr  # no champion, no floor: the gate passes
     report = EvaluationReport.model_validate(json.loads(done.stdout))
     told = LINE.findall(done.stderr)

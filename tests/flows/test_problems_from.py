@@ -1,27 +1,18 @@
 """`ostinato problems from` over a repository that nobody prepared, up to the published set."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ostinato.tasks.problems.published import PROBLEMS_FILE
-from tests.fakes.processes import COMMAND
+from tests.fakes.processes import run_command
 from tests.fakes.shop_project import CODE, TESTS
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-c", COMMAND, *arguments],
-        cwd=folder,
-        env={**os.environ, "OSTINATO_HOME": str(folder / "home")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command(folder / "home", *arguments, cwd=folder)
 
 
 def write_project(directory: Path) -> Path:

@@ -1,8 +1,6 @@
 """Commands run in a folder full of look-alikes import nothing from it, and keys stay on their host."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from ostinato.flows.chat.command import key_for
 from ostinato.infra.platform.settings import Settings
 from ostinato.infra.serving.gateway.tenants import local_tenants
-from tests.fakes.processes import COMMAND
+from tests.fakes.processes import run_command
 
 LOOK_ALIKES = (
     "models/__init__.py",
@@ -36,15 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-c", COMMAND, *arguments],
-        cwd=folder,
-        env={**os.environ, "OSTINATO_HOME": str(folder.parent / "home")},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    return run_command(folder.parent / "home", *arguments, cwd=folder, timeout=500)
 
 
 def what_ran(folder: Path) -> str:

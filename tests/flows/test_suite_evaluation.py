@@ -1,9 +1,6 @@
 """A suite the way a user goes: made from a problem set by a command, named to `evaluate`, and reported by slice."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +30,7 @@ from ostinato.tasks.evaluation.statistics import AttemptRow
 from ostinato.tasks.records import Split
 from tests.fakes.finished_stages import add_checkpoint, add_problems, open_context
 from tests.fakes.miniature import make_checkpoint, make_problem_set
-from tests.faults.test_interrupt import COMMAND
+from tests.fakes.processes import run_command
 
 RECIPE = """
 [cycle.gate]
@@ -233,14 +230,7 @@ def test_a_tiny_model_attempts_every_problem_of_a_suite(home: Path, tmp_path: Pa
         "--set",
         "evaluation.problems=1",
     ]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", COMMAND, *arguments],
-        env={**os.environ, "OSTINATO_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    done = run_command(home, *arguments, timeout=500)
     assert done.returncode == 0, done.stderr
     report = EvaluationReport.model_validate(json.loads(done.stdout))
     [card] = report.scorecards

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from functools import lru_cache
 
-from ostinato.infra.platform.syntax import parse_python, walk_definitions
+from ostinato.infra.platform.syntax import dotted_parts, parse_python, walk_definitions
 from ostinato.infra.sandbox.repository import PreparedRepository
 from ostinato.tasks.grading.change import find_added
 
@@ -178,13 +178,8 @@ def _module_names(tree: ast.Module) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, modules: dict[str, str]) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([modules.get(node.id, node.id), *reversed(parts)])
+    first, *rest = dotted_parts(node) or ("",)
+    return ".".join([modules.get(first, first), *rest])
 
 
 def _fold(node: ast.AST) -> str | None:

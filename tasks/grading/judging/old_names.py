@@ -10,7 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from ostinato.infra.platform.syntax import module_names, parse_once
+from ostinato.infra.platform.syntax import parse_once
 from ostinato.infra.sandbox.environment import open_box
 from ostinato.infra.sandbox.function_calls import CallRequest, make_calls
 from ostinato.infra.sandbox.repository import PreparedRepository, module_of
@@ -44,10 +44,7 @@ async def find_old_name(
         gained = {mark for mark in marks - known if mark != _NAME or not known[_NAME]}
         if gained:
             return f"the old name is left: {path} has {min(gained)}, wanted no trace of {old_name} in {old_path}"
-    is_bound = old_name in module_names(repository.files.get(old_path, b"").decode())
-    if not changed or is_bound:  # a move's old module may use the symbol itself
-        return ""
-    return await _find_at_run_time(problem, changed, repository)
+    return await _find_at_run_time(problem, changed, repository) if changed else ""
 
 
 def _marks_of(path: str, content: bytes, problem: Problem) -> Counter[str]:

@@ -11,7 +11,7 @@ from ostinato.infra.sandbox.repository import PreparedRepository, module_of
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.records import Problem
 
-_SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run of the required tests
+SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run
 _MAX_NAMED = 3
 Files = Mapping[str, bytes | None]
 
@@ -52,7 +52,7 @@ async def find_suite_failures(
     """Tests of the whole repository that pass on the original, fail twice with the change, and pass once more when
     the original's whole suite is repeated. The repetition excludes tests that fail because the machine is busy.
     """
-    limit = _SUITE_LIMITS * time_limit_seconds
+    limit = SUITE_LIMITS * time_limit_seconds
     if not server.tests:
         await server.run({}, (), limit)
     original = await server.run({}, server.tests, limit)

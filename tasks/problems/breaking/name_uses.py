@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ostinato.infra.platform.syntax import Defined, parse_python
+from ostinato.infra.platform.syntax import Defined, dotted_parts, parse_python
 from ostinato.infra.sandbox.repository import module_of
 
 UNKNOWN = "?"  # a parameter, a keyword, an assigned variable, an attribute of an unknown object
@@ -106,10 +106,5 @@ def _bind_modules(path: str, tree: ast.Module, modules: frozenset[str]) -> dict[
 
 def _dotted(node: ast.expr, bound: Mapping[str, str]) -> str:
     """The module that an expression names. Empty: it is no such name."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name) or node.id not in bound:
-        return ""
-    return ".".join([bound[node.id], *reversed(parts)])
+    first, *rest = dotted_parts(node) or ("",)
+    return ".".join([bound[first], *rest]) if first in bound else ""

@@ -18,6 +18,7 @@ from ostinato.infra.sandbox.protocol import TestOutcome, TestReport
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.cheating.stubs import stub_fixes
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
+from ostinato.tasks.grading.judging.other_code import SUITE_LIMITS
 from ostinato.tasks.grading.judging.verdicts import fail_for_fault, judge
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.config import Kind, ValidityRules
@@ -70,7 +71,6 @@ def _place_of(problem: Problem) -> str:
 
 # a function without its body raises in every test that calls it, even if the test ignores its result
 _WITHOUT_BODY = (Kind.DELETED_FUNCTION, Kind.DELETED_FEATURE, Kind.MINED_COMMIT, Kind.GIVEN)
-_SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run
 _SKIP_EVERYTHING = b"import pytest\npytest.skip('nothing to see', allow_module_level=True)\n"
 
 
@@ -224,7 +224,7 @@ async def _run_others(
     """BREAKS_OTHERS if a stable test that calls no changed function fails."""
     known, tests = frozenset(covering), under_test.baseline.tests
     others = [test for position, test in enumerate(tests) if position not in known]
-    limit_seconds = _SUITE_LIMITS * under_test.rules.time_limit_seconds
+    limit_seconds = SUITE_LIMITS * under_test.rules.time_limit_seconds
     report = await under_test.server.run(files, others, limit_seconds)
     return None if report.passed_ids.issuperset(others) else ProofOutcome.BREAKS_OTHERS
 

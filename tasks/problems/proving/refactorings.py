@@ -3,6 +3,7 @@
 import random
 
 from ostinato.infra.sandbox.protocol import TestOutcome
+from ostinato.tasks.grading.judging.other_code import SUITE_LIMITS
 from ostinato.tasks.problems.breaking.candidates import Candidate
 from ostinato.tasks.problems.proving.judging import (
     ProofOutcome,
@@ -12,8 +13,6 @@ from ostinato.tasks.problems.proving.judging import (
     refuse_right_fix,
     try_cheats,
 )
-
-_SUITE_LIMITS = 6.0  # time for the whole suite, in limits of one run
 
 
 async def prove_refactoring(candidate: Candidate, under_test: RepositoryUnderTest) -> ProofResult:
@@ -56,7 +55,7 @@ async def prove_refactoring(candidate: Candidate, under_test: RepositoryUnderTes
     if second.tampering or second.passed_ids:
         return end(ProofOutcome.UNSTABLE)
     seen = {**server.repository.files, **broken}
-    suite = await server.run_visible(broken, seen, baseline.tests, _SUITE_LIMITS * limit_seconds)
+    suite = await server.run_visible(broken, seen, baseline.tests, SUITE_LIMITS * limit_seconds)
     if suite.tampering or suite.passed_ids != frozenset(baseline.tests):
         lost = sorted(frozenset(baseline.tests) - suite.passed_ids)
         return end(ProofOutcome.NOT_EQUIVALENT, ", ".join(lost[:3]))

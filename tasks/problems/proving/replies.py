@@ -38,7 +38,7 @@ _MESSAGE_CHARACTERS = 160
 _ODD_TEXT = re.compile(r"\n|\b0x[0-9a-fA-F]{6,}")  # an address differs from run to run
 _RAISED_TEXTS = (
     "`{call}` of {repository} ends in `{error}`. Which line of the code raises it?",
-    "Where is the `{error}` raised that `{call}` of {repository} shows?",
+    "`{call}` of {repository} shows `{error}`. Where is it raised?",
     "Calling `{call}` in {repository} gives me `{error}`. I need the line that raises it.",
 )
 _CALLERS_TEXTS = (

@@ -1,12 +1,10 @@
 """Test files that cannot be imported: left out one by one, and named with their errors."""
 
-import io
-import tarfile
-
 import pytest
 
 from ostinato.flows.reporting.showing import describe_problems
 from ostinato.infra.platform.errors import ProblemError
+from ostinato.infra.platform.folders import write_folder
 from ostinato.tasks.problems.config import (
     GitSource,
     OracleConfig,
@@ -15,6 +13,7 @@ from ostinato.tasks.problems.config import (
     RepositorySource,
 )
 from ostinato.tasks.records import Split
+from tests.fakes.repositories import write_archive
 from tests.unit.tasks.problems.builds import begin_history, build_set, check_proofs
 
 KIT = RepositorySource(
@@ -64,13 +63,10 @@ LACKING = "import surely_absent\n\n\ndef test_it():\n    assert surely_absent\n"
 
 
 def write_source(directory, tests):
-    folder = directory / "archives" / "kit-1.0"
-    folder.mkdir(parents=True)
-    with tarfile.open(folder / "kit-1.0.tar.gz", "w:gz") as tar:
-        for path, text in {"src/kit/__init__.py": CODE, **tests}.items():
-            info = tarfile.TarInfo(f"kit-1.0/{path}")
-            info.size = len(text)
-            tar.addfile(info, io.BytesIO(text.encode()))
+    texts = {"src/kit/__init__.py": CODE, **tests}
+    files = {path: text.encode() for path, text in texts.items()}
+    write_folder(directory / "source" / KIT.name, files)
+    write_archive(KIT, directory / "archives", parent=directory / "source")
 
 
 def test_a_test_file_that_cannot_be_imported_is_left_out_and_named(tmp_path):

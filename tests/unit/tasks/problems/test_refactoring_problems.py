@@ -1,10 +1,8 @@
 """Problems of renames and moves, built and certified in boxes: the right refactoring passes, what leaves the old name fails."""
 
-import io
-import tarfile
-
 import pytest
 
+from ostinato.infra.platform.folders import write_folder
 from ostinato.infra.sandbox.test_server import TestServer
 from ostinato.tasks.grading.adversary import Defence
 from ostinato.tasks.grading.judging.blind_trial import BlindTrials
@@ -22,6 +20,7 @@ from ostinato.tasks.problems.config import (
 )
 from ostinato.tasks.problems.published import write_problems
 from ostinato.tasks.records import Split
+from tests.fakes.repositories import write_archive
 from tests.fakes.table_project import FILES
 from tests.unit.tasks.problems.builds import build_set, check_proofs
 from tests.unit.tasks.problems.test_refactorings import make, prepare
@@ -55,13 +54,9 @@ _parser.parse_args([], namespace=_here)
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tables")
-    folder = directory / "archives" / "tablekit-1.0"
-    folder.mkdir(parents=True)
-    with tarfile.open(folder / "tablekit-1.0.tar.gz", "w:gz") as tar:
-        for path, text in FILES.items():
-            info = tarfile.TarInfo(f"tablekit-1.0/{path}")
-            info.size = len(text)
-            tar.addfile(info, io.BytesIO(text.encode()))
+    files = {path: text.encode() for path, text in FILES.items()}
+    write_folder(directory / "source" / SOURCE.name, files)
+    write_archive(SOURCE, directory / "archives", parent=directory / "source")
     result, problems = build_set(directory, CONFIG, "run", parallel_runs=1)
     return directory, result, problems
 
